@@ -35,7 +35,7 @@ const STAND_BACK_MAX: u32 = 16;
 
 /// Limit of the average idle gap, in multiples of the busy-poll time, up to which a reactor busy-polls.  When the
 /// reactor sleeps, a gap includes the wake-up latency that busy-polling would save.
-const GAP_LINGERS_MAX: u32 = 2;
+pub(crate) const GAP_LINGERS_MAX: u32 = 2;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<ReactorState>>> = const { RefCell::new(None) };
@@ -544,6 +544,11 @@ where
 /// When no reactor runs on this thread.
 pub fn driver_name() -> &'static str {
     with_current(|inner| inner.driver.borrow().name())
+}
+
+/// Returns this reactor's busy-poll time.
+pub(crate) fn busy_poll_time() -> Duration {
+    with_current(|inner| inner.linger.get())
 }
 
 /// Yields background work while the current loop iteration exceeds `TURN_LONG`, at most `STAND_BACK_MAX` times.  Call

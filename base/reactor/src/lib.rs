@@ -17,6 +17,7 @@
 //! ```
 
 pub mod buf;
+mod busy_poll;
 pub mod cores;
 pub mod cross;
 pub mod driver;
@@ -38,6 +39,7 @@ pub mod sync;
 pub mod time;
 
 pub use buf::{BUF_ALIGN, Buf, BufList, BufMut, is_zero};
+pub use busy_poll::BusyPoll;
 pub use cores::{CoreGone, CoreHandle, Cores, CoresOptions, start_unpinned};
 pub use driver::{ByteRange, DriverChoice, FileSystemSpace, OpenOptions};
 pub use event::{EventSignal, EventWatch};

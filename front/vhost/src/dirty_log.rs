@@ -3,7 +3,7 @@
 //! Source: QEMU's vhost-user specification, "Migration".  A bit stands for 4 KiB of guest addresses; the front-end reads
 //! and clears the bits while the device sets them, so they are set atomically, after the bytes are written.
 
-use std::sync::Arc;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use forebay_reactor::GuardedMapping;
@@ -16,12 +16,12 @@ const PAGE: u64 = 4096;
 /// Log of written pages.
 #[derive(Debug, Clone)]
 pub struct DirtyLog {
-    bits: Arc<GuardedMapping>,
+    bits: Rc<GuardedMapping>,
 }
 
 impl DirtyLog {
     /// Creates a log in shared memory.
-    pub fn new(bits: Arc<GuardedMapping>) -> Self {
+    pub fn new(bits: Rc<GuardedMapping>) -> Self {
         Self { bits }
     }
 
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn pages_are_marked_and_those_past_the_end_are_not() {
-        let bits = Arc::new(GuardedMapping::anonymous(4).expect("memory"));
+        let bits = Rc::new(GuardedMapping::anonymous(4).expect("memory"));
         let log = DirtyLog::new(bits.clone());
         log.mark(4095, 2);
         log.mark(9 * 4096 + 7, 0);

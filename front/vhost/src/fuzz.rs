@@ -2,7 +2,7 @@
 //!
 //! The input is options, steps, and what the guest's memory contains at first; a step may change it.
 
-use std::sync::Arc;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use forebay_reactor::GuardedMapping;
@@ -38,7 +38,7 @@ pub fn inflight(data: &[u8]) {
 /// Queue, and the guest that changes memory beneath it.
 struct FuzzedQueue {
     memory: GuestMemory,
-    mapping: Arc<GuardedMapping>,
+    mapping: Rc<GuardedMapping>,
     log: DirtyLog,
     setup: VirtqSetup,
     base: u32,
@@ -101,8 +101,8 @@ fn run(packed: bool, region_given: bool, data: &[u8]) {
     }
 }
 
-fn anonymous(len: usize) -> Option<Arc<GuardedMapping>> {
-    GuardedMapping::anonymous(len).ok().map(Arc::new)
+fn anonymous(len: usize) -> Option<Rc<GuardedMapping>> {
+    GuardedMapping::anonymous(len).ok().map(Rc::new)
 }
 
 impl FuzzedQueue {

@@ -7,7 +7,7 @@
 //! 1. Every access is within one region's mapping: [`GuestArea`] cannot be created outside.
 //! 2. An area keeps its mapping alive: requests in flight outlive a change of the table.
 
-use std::sync::Arc;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use forebay_reactor::{BufMut, GuardedMapping};
@@ -78,7 +78,7 @@ impl RegionPlace {
 #[derive(Debug, Clone)]
 pub struct GuestRegion {
     place: RegionPlace,
-    mapping: Arc<GuardedMapping>,
+    mapping: Rc<GuardedMapping>,
 }
 
 impl GuestRegion {
@@ -86,7 +86,7 @@ impl GuestRegion {
     ///
     /// # Panics
     /// When the mapping is shorter than the region, or the region is not [valid](RegionPlace::is_valid).
-    pub fn new(place: RegionPlace, mapping: Arc<GuardedMapping>) -> Self {
+    pub fn new(place: RegionPlace, mapping: Rc<GuardedMapping>) -> Self {
         assert!(place.is_valid() && mapping.len() as u64 >= place.len, "region {place:?} of {} bytes", mapping.len());
         Self { place, mapping }
     }
@@ -100,14 +100,14 @@ impl GuestRegion {
 /// Contiguous bytes of guest memory.
 #[derive(Clone)]
 pub struct GuestArea {
-    mapping: Arc<GuardedMapping>,
+    mapping: Rc<GuardedMapping>,
     at: usize,
     len: usize,
 }
 
 impl GuestArea {
     /// Returns the area of `len` bytes from `at` of a mapping; `None` when it does not contain them.
-    pub fn of(mapping: &Arc<GuardedMapping>, at: usize, len: usize) -> Option<Self> {
+    pub fn of(mapping: &Rc<GuardedMapping>, at: usize, len: usize) -> Option<Self> {
         let fits = at.checked_add(len).is_some_and(|end| end <= mapping.len());
         fits.then(|| Self { mapping: mapping.clone(), at, len })
     }
@@ -294,7 +294,7 @@ impl GuestPart {
     /// Appends another part, if it follows this one in memory and in guest addresses; otherwise returns it.
     fn join(&mut self, next: GuestPart) -> Option<GuestPart> {
         let (one, other) = (&mut self.area, &next.area);
-        let follows = Arc::ptr_eq(&one.mapping, &other.mapping)
+        let follows = Rc::ptr_eq(&one.mapping, &other.mapping)
             && one.at + one.len == other.at
             && self.guest + one.len as u64 == next.guest;
         if !follows {
@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     fn region(guest: u64, len: u64, user: u64) -> GuestRegion {
-        let mapping = Arc::new(GuardedMapping::anonymous(len as usize).expect("memory"));
+        let mapping = Rc::new(GuardedMapping::anonymous(len as usize).expect("memory"));
         GuestRegion::new(RegionPlace { guest, len, user, file_offset: 0 }, mapping)
     }
 

@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::future::ready;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use forebay_block::{
@@ -29,7 +28,7 @@ pub(super) fn parts_of(bytes: &[u8], lengths: impl IntoIterator<Item = usize>) -
         at = end;
     }
     cuts.push(at..bytes.len());
-    let mapping = Arc::new(GuardedMapping::anonymous(bytes.len() + cuts.len() * GAP).expect("memory"));
+    let mapping = Rc::new(GuardedMapping::anonymous(bytes.len() + cuts.len() * GAP).expect("memory"));
     let place = |(number, cut): (usize, std::ops::Range<usize>)| {
         let at = cut.start + number * GAP;
         let area = GuestArea::of(&mapping, at, cut.len()).expect("as long as all parts");

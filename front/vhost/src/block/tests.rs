@@ -2,7 +2,6 @@ use std::cell::{Cell, RefCell};
 use std::future::ready;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use forebay_block::{
@@ -388,7 +387,7 @@ fn errors_of_the_device_become_a_status() {
 
 #[test]
 fn completion_writes_data_and_status_and_logs_their_pages() {
-    let log_bits = Arc::new(GuardedMapping::anonymous(64).expect("memory"));
+    let log_bits = Rc::new(GuardedMapping::anonymous(64).expect("memory"));
     let log = DirtyLog::new(log_bits.clone());
     // Parts begin at guest address 0x10_0000, so on page 256, and 3 bytes lie between them.
     let writable = parts_of(&[9; 8193], [4096, 4090]);

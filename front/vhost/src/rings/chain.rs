@@ -158,7 +158,7 @@ impl ChainBuilder {
 
     /// Returns the bytes of an entry of the table that was read last.
     pub(super) fn table_entry(&self, index: usize) -> [u8; DESCRIPTOR] {
-        std::array::from_fn(|at| self.table[index * DESCRIPTOR + at])
+        self.table.as_chunks().0[index]
     }
 
     /// Returns the device-readable and the device-writable parts of the chain.

@@ -1,6 +1,6 @@
 //! Entry point of the fuzzers: buffers of all queues in, and a panic if one is parsed or answered as it must not be.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use forebay_block::BufList;
 use forebay_reactor::{Buf, GuardedMapping};
@@ -19,7 +19,7 @@ pub(super) fn parts_of(bytes: &[u8], lengths: &[u8]) -> Vec<GuestPart> {
     let mut parts = Vec::new();
     for len in lengths.iter().map(|&len| usize::from(len)).chain([usize::MAX]) {
         let (piece, after) = rest.split_at(len.min(rest.len()));
-        let mapping = Arc::new(GuardedMapping::anonymous(piece.len().max(1)).expect("memory"));
+        let mapping = Rc::new(GuardedMapping::anonymous(piece.len().max(1)).expect("memory"));
         mapping.write(0, piece);
         let area = GuestArea::of(&mapping, 0, piece.len()).expect("as long as the mapping");
         parts.push(GuestPart { guest: (parts.len() as u64 + 1) << 20, area });

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::rc::Rc;
 
 use forebay_block::{Buf, BufList};
 use forebay_reactor::GuardedMapping;
@@ -198,7 +198,7 @@ fn outcomes_are_those_of_the_session() {
 
 #[test]
 fn written_pages_are_logged() {
-    let bits = Arc::new(GuardedMapping::anonymous(128).expect("memory"));
+    let bits = Rc::new(GuardedMapping::anonymous(128).expect("memory"));
     let log = DirtyLog::new(bits.clone());
     let request = parse(&command(LUN5, 0, &[0x12, 0, 0, 0, 255, 0], &[]), RESPONSE + 200).expect("a response");
     // The parts are 1 MiB apart, which is 32 bytes of the log.

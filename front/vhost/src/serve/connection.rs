@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -471,11 +470,11 @@ fn map_region(place: RegionPlace, file: Option<OwnedFd>) -> Result<GuestRegion, 
     mapping.map(|mapping| GuestRegion::new(place, mapping)).map_err(|why| format!("memory region: {why}"))
 }
 
-fn map_range(range: SharedFileRange, file: Option<OwnedFd>) -> Result<Arc<GuardedMapping>, String> {
+fn map_range(range: SharedFileRange, file: Option<OwnedFd>) -> Result<Rc<GuardedMapping>, String> {
     use std::os::fd::AsFd;
     let file = file.ok_or("no descriptor")?;
     let mapping = GuardedMapping::map(file.as_fd(), range.offset, range.len).map_err(|error| error.to_string())?;
-    Ok(Arc::new(mapping))
+    Ok(Rc::new(mapping))
 }
 
 /// Number of the next connection of a core.

@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use forebay_block::{BlockDevice, SizeWatch};
 use forebay_reactor::GuardedMapping;
@@ -23,7 +22,7 @@ use crate::wire::feature;
 
 /// Region for the record of requests in flight.
 pub(super) struct InflightRegion {
-    mapping: Arc<GuardedMapping>,
+    mapping: Rc<GuardedMapping>,
     queues: u16,
     /// Bytes of a queue's part.
     part_len: usize,
@@ -34,7 +33,7 @@ impl InflightRegion {
     pub(super) const ALIGN: u64 = 64;
 
     /// Creates a region of mapped memory.
-    pub(super) fn new(mapping: Arc<GuardedMapping>, queues: u16) -> Self {
+    pub(super) fn new(mapping: Rc<GuardedMapping>, queues: u16) -> Self {
         let part_len = mapping.len() / usize::from(queues.max(1));
         Self { mapping, queues, part_len: part_len - part_len % Self::ALIGN as usize }
     }

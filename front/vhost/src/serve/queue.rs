@@ -5,8 +5,8 @@
 //!                                                                     \-----abandon--> draining -> dropped, for a successor
 //! ```
 //!
-//! While a turn makes progress, kicks are disabled and the ring is polled; a queue without work sleeps on its kick
-//! descriptor, and costs nothing.
+//! While a turn makes progress, and for a short time after it, kicks are disabled and the ring is polled.  A queue without
+//! work sleeps on its kick descriptor, and costs nothing.
 
 mod block;
 mod scsi;
@@ -20,7 +20,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use forebay_reactor::{EventSignal, EventWatch, sleep, yield_now};
+use forebay_reactor::{BusyPoll, EventSignal, EventWatch, sleep, yield_now};
 
 use super::device::VhostDevice;
 use crate::iotlb::IotlbMiss;
@@ -32,6 +32,8 @@ use work::QueueWork;
 
 /// Maximum chains taken in one turn; then other tasks run.
 const TURN_CHAINS: usize = 64;
+/// Chains whose requests are submitted before the first of them is completed: the memory that they need is fetched meanwhile.
+const GROUP_CHAINS: usize = 8;
 /// Maximum bytes of a queue's requests in flight, after which no more are taken; one alone may be longer.
 const BYTES_MAX: u64 = 64 << 20;
 /// Time between two looks at a ring whose front-end kicks by no descriptor.
@@ -203,10 +205,17 @@ async fn run_ring(
     let Some(mut queue) = RunningQueue::start(index, ring.clone(), device.clone(), control.clone()).await? else {
         return Ok(ring.base);
     };
+    let mut poll = BusyPoll::default();
     loop {
-        match queue.turn()? {
+        let turn = queue.turn()?;
+        if !matches!(turn, QueueTurn::Idle) {
+            poll.worked();
+        }
+        match turn {
             QueueTurn::Progress => yield_now().await,
             QueueTurn::Ended => return Ok(queue.end()),
+            // A kick costs the guest more than a look at its ring costs us.
+            QueueTurn::Idle if poll.is_due() => yield_now().await,
             QueueTurn::Idle => {
                 let log = device.log();
                 if queue.virtq.enable_kicks(log.as_ref()) && queue.may_take() {
@@ -374,7 +383,19 @@ impl RunningQueue {
         completed
     }
 
+    /// Polls the requests that were submitted since the last call for the first time.
+    fn start_group(&mut self) {
+        let Self { work, virtq, device, .. } = self;
+        work.start_group(|chain| give_back(virtq, device, chain));
+    }
+
     fn take_chains(&mut self) -> Result<usize, IntakeError> {
+        let taken = self.submit_chains();
+        self.start_group();
+        taken
+    }
+
+    fn submit_chains(&mut self) -> Result<usize, IntakeError> {
         if self.generation != self.device.generation() {
             let generation = self.device.generation();
             let [descriptors, driver, device] = find_areas(&self.device, &self.ring)?;
@@ -404,6 +425,9 @@ impl RunningQueue {
             virtq.recycle(readable);
             if let Some(ended) = ended {
                 give_back(virtq, device, ended);
+            }
+            if taken.is_multiple_of(GROUP_CHAINS) {
+                self.start_group();
             }
         }
         Ok(taken)

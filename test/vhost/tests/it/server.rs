@@ -93,6 +93,8 @@ impl OurServer {
         let (up, came_up) = channel();
         self.thread = Some(std::thread::spawn(move || {
             let reactor = Reactor::system(DriverChoice::Auto).expect("a driver");
+            // As the daemon does: queues poll their rings before they sleep.
+            reactor.set_linger(Duration::from_micros(50));
             reactor.block_on(async {
                 let disks = units.map(Disks::new);
                 // The first volume is the one of the first unit.

@@ -1,7 +1,7 @@
 //! Driver side of virtqueues, as a plain model: it remembers each chain that it submitted, and accepts each back once.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use forebay_reactor::GuardedMapping;
@@ -36,12 +36,12 @@ pub const INDIRECT: u16 = 4;
 #[derive(Debug)]
 pub struct ModelGuest {
     pub memory: GuestMemory,
-    pub mapping: Arc<GuardedMapping>,
+    pub mapping: Rc<GuardedMapping>,
 }
 
 impl ModelGuest {
     pub fn new() -> Self {
-        let mapping = Arc::new(GuardedMapping::anonymous(MEMORY as usize).expect("memory"));
+        let mapping = Rc::new(GuardedMapping::anonymous(MEMORY as usize).expect("memory"));
         let place = RegionPlace { guest: GUEST, len: MEMORY, user: USER, file_offset: 0 };
         let memory = GuestMemory::new(vec![GuestRegion::new(place, mapping.clone())]).expect("a region");
         Self { memory, mapping }
@@ -148,7 +148,7 @@ impl ModelDriver {
         let region = options.inflight.then(|| {
             let len = inflight_len(options.size, options.packed) as usize;
             // Somewhere behind another queue's part.
-            let mapping = Arc::new(GuardedMapping::anonymous(len + 64).expect("memory"));
+            let mapping = Rc::new(GuardedMapping::anonymous(len + 64).expect("memory"));
             GuestArea::of(&mapping, 64, len).expect("inside")
         });
         if !options.packed {

@@ -1,6 +1,6 @@
 //! Rules of packed queues, each broken by a guest.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use forebay_reactor::GuardedMapping;
 
@@ -119,7 +119,7 @@ fn a_chain_that_changes_after_it_was_taken_is_resumed_as_it_was() {
 #[test]
 fn stores_are_logged_at_the_addresses_of_the_ring() {
     let mut driver = ModelDriver::new(options());
-    let bits = Arc::new(GuardedMapping::anonymous(1 << 16).expect("memory"));
+    let bits = Rc::new(GuardedMapping::anonymous(1 << 16).expect("memory"));
     let log = DirtyLog::new(bits.clone());
     let dirty = |at: usize| {
         let page = (GUEST as usize + at) / 4096;

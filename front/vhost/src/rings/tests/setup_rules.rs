@@ -1,6 +1,6 @@
 //! Sizes, areas, bases and regions that are refused.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use forebay_reactor::GuardedMapping;
 
@@ -25,7 +25,7 @@ fn refused(setup: VirtqSetup, base: u32) -> VirtqViolation {
 }
 
 fn area(len: usize) -> GuestArea {
-    GuestArea::of(&Arc::new(GuardedMapping::anonymous(len).expect("memory")), 0, len).expect("inside")
+    GuestArea::of(&Rc::new(GuardedMapping::anonymous(len).expect("memory")), 0, len).expect("inside")
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Rules of split queues, each broken by a guest.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use forebay_reactor::GuardedMapping;
 
@@ -197,7 +197,7 @@ fn a_token_of_another_queue_is_ignored() {
 #[test]
 fn stores_are_logged_where_the_front_end_wants_them() {
     let mut driver = ModelDriver::new(ModelOptions { event_index: true, ..options() });
-    let bits = Arc::new(GuardedMapping::anonymous(64).expect("memory"));
+    let bits = Rc::new(GuardedMapping::anonymous(64).expect("memory"));
     let log = DirtyLog::new(bits.clone());
     let dirty = || {
         let mut bytes = [0; 8];

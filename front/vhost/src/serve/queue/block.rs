@@ -23,10 +23,24 @@ struct PendingBlock {
     began: Instant,
 }
 
+/// Requests that have ended, and are not counted yet: the clock is read once for several.
+#[derive(Default)]
+struct EndedBlocks(Vec<EndedBlock>);
+
+struct EndedBlock {
+    kind: VhostRequestKind,
+    bytes: u64,
+    began: Instant,
+    failed: bool,
+}
+
 /// Requests of a queue.
 pub(super) struct BlockWork {
     device: Rc<VhostDevice>,
+    /// Requests that were submitted, and not polled yet.
+    group: Vec<(BlockFuture, PendingBlock)>,
     in_flight: InFlight<BlockFuture, PendingBlock>,
+    ended: EndedBlocks,
     bytes: u64,
     rules: BlockRules,
     began: Instant,
@@ -39,11 +53,12 @@ impl BlockWork {
         let model = device.block();
         let (serial, rules) = (model.serial(), model.rules(device.features.get()));
         let (in_flight, transfer_max) = (InFlight::new(usize::from(size).max(1)), rules.geometry.transfer_max);
-        Self { device: device.clone(), in_flight, bytes: 0, rules, began: now(), serial, transfer_max }
+        let (group, ended) = (Vec::new(), EndedBlocks::default());
+        Self { device: device.clone(), group, in_flight, ended, bytes: 0, rules, began: now(), serial, transfer_max }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.in_flight.len()
+        self.group.len() + self.in_flight.len()
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -71,37 +86,56 @@ impl BlockWork {
         }
         let volume = self.device.block().volume();
         let future = block::execute(volume, command, data, &self.serial, self.transfer_max);
-        let pending = PendingBlock { token, writable, kind, bytes, began: self.began };
-        let ended = match self.in_flight.start(future, pending) {
-            Some((done, pending)) => Some(end(&self.device, done, pending)),
-            None => {
-                self.bytes += bytes;
-                None
+        self.group.push((future, PendingBlock { token, writable, kind, bytes, began: self.began }));
+        self.bytes += bytes;
+        Ok((None, readable))
+    }
+
+    pub(super) fn start_group(&mut self, mut give_back: impl FnMut(EndedChain)) {
+        let Self { in_flight, group, device, ended, bytes, .. } = self;
+        for (future, pending) in group.drain(..) {
+            if let Some((done, pending)) = in_flight.start(future, pending) {
+                *bytes -= pending.bytes;
+                give_back(ended.end(device, done, pending));
             }
-        };
-        Ok((ended, readable))
+        }
+        ended.count(device);
     }
 
     pub(super) fn poll(&mut self, abandoned: bool, mut give_back: impl FnMut(EndedChain)) {
-        let Self { in_flight, device, bytes, .. } = self;
+        let Self { in_flight, device, ended, bytes, .. } = self;
         in_flight.poll(|done, pending| {
             *bytes -= pending.bytes;
             let fenced = done.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Fenced);
             // Another daemon has taken the volume over: the request is executed there, and an error would reach the guest.
             if !(abandoned && fenced) {
-                give_back(end(device, done, pending));
+                give_back(ended.end(device, done, pending));
             }
         });
+        ended.count(device);
     }
 }
 
-/// Writes the result of a request to the guest's memory.
-fn end(device: &VhostDevice, done: BlockDone, pending: PendingBlock) -> EndedChain {
-    let PendingBlock { token, writable, kind, bytes, began } = pending;
-    if let Some(error) = &done.error {
-        tracing::debug!(export = device.export.name, kind = kind.label(), %error, "a request failed");
+impl EndedBlocks {
+    /// Writes the result of a request to the guest's memory.
+    fn end(&mut self, device: &VhostDevice, done: BlockDone, pending: PendingBlock) -> EndedChain {
+        let PendingBlock { token, writable, kind, bytes, began } = pending;
+        if let Some(error) = &done.error {
+            tracing::debug!(export = device.export.name, kind = kind.label(), %error, "a request failed");
+        }
+        let used = block::complete(&writable, &done, device.log().as_ref());
+        self.0.push(EndedBlock { kind, bytes, began, failed: done.error.is_some() });
+        EndedChain { token, writable, used }
     }
-    let used = block::complete(&writable, &done, device.log().as_ref());
-    device.stats.counters().answered(kind, bytes, now().since(began), done.error.is_some());
-    EndedChain { token, writable, used }
+
+    /// Counts the requests that have ended.
+    fn count(&mut self, device: &VhostDevice) {
+        if self.0.is_empty() {
+            return;
+        }
+        let (now, counters) = (now(), device.stats.counters());
+        for EndedBlock { kind, bytes, began, failed } in self.0.drain(..) {
+            counters.answered(kind, bytes, now.since(began), failed);
+        }
+    }
 }

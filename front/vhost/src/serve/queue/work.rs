@@ -82,6 +82,14 @@ impl QueueWork {
         }
     }
 
+    /// Polls the requests that were begun since the last call, and passes the chains of those that have ended to
+    /// `give_back`.
+    pub(super) fn start_group(&mut self, give_back: impl FnMut(EndedChain)) {
+        if let Self::Block(work) = self {
+            work.start_group(give_back);
+        }
+    }
+
     /// Passes the chains of ended requests to `give_back`.  With `abandoned`, those that another daemon will execute stay
     /// in flight.
     pub(super) fn poll(&mut self, abandoned: bool, give_back: impl FnMut(EndedChain)) {
