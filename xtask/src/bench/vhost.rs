@@ -258,7 +258,8 @@ fn resident(process: u32) -> Result<u64> {
 fn method(effort: &Effort, idle: &[String]) -> String {
     format!(
         "{}. Volumes of {SIZE_MIB} MiB in memory, written once from end to end: our pool `ram`, and for {PEER} a file on \
-         a tmpfs with `aio=io_uring` and an I/O thread. Both devices have the first processor, the driver has the last: \
+         a tmpfs with `aio=io_uring` and an I/O thread. Our pool lies in huge pages where the system has them; the tmpfs \
+         only where it is mounted so, which is not the default. Both devices have the first processor, the driver has the last: \
          `vhost-load` (test/vhost), a vhost-user front-end with a virtio-blk driver of our own on one split virtqueue, \
          with indirect descriptors and EVENT_IDX. It polls its ring and does not copy data, so that the figures are the \
          devices'. Requests of 4 KiB. {} rounds of {} s a measurement, the order turned each round; medians (lowest and \
