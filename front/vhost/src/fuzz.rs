@@ -9,13 +9,16 @@ use forebay_reactor::GuardedMapping;
 
 use crate::dirty_log::DirtyLog;
 use crate::inflight::inflight_len;
-use crate::memory::{AddressSpace, GuestArea, GuestMemory, GuestPart, GuestRegion, RegionPlace};
+use crate::iotlb::Iotlb;
+use crate::memory::{AddressSpace, GuestArea, GuestMemory, GuestPart, GuestRegion, MemoryAccess, RegionPlace};
 use crate::rings::{CHAIN_PARTS_MAX, Chain, ChainHead, Virtq, VirtqError, VirtqSetup};
 
 /// Bytes of the guest's memory; small, so that arbitrary addresses are often inside.
 const MEMORY: usize = 16 << 10;
 /// Offsets of the areas of the ring.
 const AREAS: [usize; 3] = [0, 1024, 2048];
+/// Bytes that the IOMMU translates together, to the same addresses.
+const PAGE: u64 = 4096;
 /// Maximum size of a queue.
 const SIZE_MAX: u16 = 32;
 
@@ -38,6 +41,8 @@ pub fn inflight(data: &[u8]) {
 /// Queue, and the guest that changes memory beneath it.
 struct FuzzedQueue {
     memory: GuestMemory,
+    /// Translations of buffers; rings are found without them.
+    iotlb: Option<Iotlb>,
     mapping: Rc<GuardedMapping>,
     log: DirtyLog,
     setup: VirtqSetup,
@@ -88,7 +93,8 @@ fn run(packed: bool, region_given: bool, data: &[u8]) {
     let base = if packed { (base % u32::from(size) * 0x1_0001) | if flag(5) { 0x8000_8000 } else { 0 } } else { base };
     let Ok((virtq, orphans)) = Virtq::start(setup.clone(), base) else { return };
     let log = DirtyLog::new(log);
-    let mut queue = FuzzedQueue { memory, mapping, log, setup, base, virtq, orphans, chains: Vec::new() };
+    let iotlb = flag(6).then(Iotlb::default);
+    let mut queue = FuzzedQueue { memory, iotlb, mapping, log, setup, base, virtq, orphans, chains: Vec::new() };
     for step in steps.chunks(3) {
         let argument = |at: usize| step.get(at).copied().unwrap_or(0);
         if queue.step(argument(0), argument(1), argument(2)).is_none() {
@@ -108,9 +114,9 @@ fn anonymous(len: usize) -> Option<Rc<GuardedMapping>> {
 impl FuzzedQueue {
     /// Takes a step; `None` once the queue must not be used further.
     fn step(&mut self, kind: u8, a: u8, b: u8) -> Option<()> {
-        let space = AddressSpace::plain(&self.memory);
+        let space = AddressSpace { memory: &self.memory, iotlb: self.iotlb.as_ref() };
         let log = (a & 1 == 0).then_some(&self.log);
-        match kind % 10 {
+        match kind % 12 {
             0 | 1 => {
                 let available = self.virtq.has_available();
                 match self.virtq.next(&space) {
@@ -118,7 +124,10 @@ impl FuzzedQueue {
                         assert_eq!(chain.is_some(), available);
                         self.chains.extend(chain);
                     }
-                    Err(error) => return retried(&error),
+                    Err(error) => {
+                        assert!(available, "{error}: nothing was available");
+                        return self.retried(&error);
+                    }
                 }
             }
             2 => {
@@ -128,7 +137,10 @@ impl FuzzedQueue {
                 let head = self.orphans.swap_remove(usize::from(a) % self.orphans.len());
                 match self.virtq.resume(head, &space) {
                     Ok(chain) => self.chains.push(chain),
-                    Err(error) => return retried(&error),
+                    Err(error) => {
+                        self.orphans.push(head);
+                        return self.retried(&error);
+                    }
                 }
             }
             3 | 4 => {
@@ -161,6 +173,23 @@ impl FuzzedQueue {
                 let index = self.mapping.load_u16(at, Ordering::Relaxed);
                 self.mapping.store_u16(at, index.wrapping_add(u16::from(a % 3)), Ordering::Relaxed);
             }
+            // The monitor changes a translation.
+            10 => {
+                let Some(iotlb) = &mut self.iotlb else { return Some(()) };
+                let page = u64::from(a) % (MEMORY as u64 / PAGE) * PAGE;
+                match b % 4 {
+                    0 => iotlb.remove(page, PAGE),
+                    access => {
+                        let accesses = [MemoryAccess::ReadWrite, MemoryAccess::Read, MemoryAccess::Write];
+                        iotlb.insert(page, PAGE, page, accesses[usize::from(access) - 1]).expect("a page");
+                    }
+                }
+            }
+            // The areas are found again.
+            11 => {
+                let VirtqSetup { descriptors, driver, device, .. } = self.setup.clone();
+                self.virtq.relocate(descriptors, driver, device).expect("the same areas");
+            }
             // The device is killed, or stopped, and its successor resumes.
             _ => {
                 let stop = a & 1 == 0 && self.virtq.in_flight() == 0;
@@ -178,12 +207,14 @@ impl FuzzedQueue {
         }
         Some(())
     }
-}
 
-/// Returns whether a queue may be used further after an error: without an IOMMU no translation is missing.
-fn retried(error: &VirtqError) -> Option<()> {
-    assert!(error.miss().is_none(), "{error}");
-    None
+    /// Returns whether the queue may be used further after an error: a translation is missing, and may come.
+    fn retried(&self, error: &VirtqError) -> Option<()> {
+        let miss = error.miss()?;
+        let iotlb = self.iotlb.as_ref().expect("without an IOMMU no translation is missing");
+        assert_eq!(iotlb.translate(miss.iova, miss.access), Err(miss));
+        Some(())
+    }
 }
 
 fn check(chain: &Chain) {

@@ -9,7 +9,10 @@
 //! 2. Exactly one reply is sent for a request that has one or asks for an acknowledgement, and none for others.
 //! 3. A ring runs only while it is [complete](VringState::is_complete), enabled, and not stopped since its last kick
 //!    descriptor.
+//! 4. A step that fails changes neither the regions of memory nor which rings have a kick descriptor.
 
+#[cfg(any(fuzzing, test, feature = "fuzz"))]
+pub mod fuzz;
 mod ring_state;
 
 use std::fmt;
@@ -184,6 +187,15 @@ enum ReplyDue {
     },
 }
 
+/// Change of the state that a step makes if it is carried out.
+#[derive(Debug)]
+enum PendingChange {
+    /// Other regions of memory.
+    Regions(Vec<RegionPlace>),
+    /// Kick descriptor of a ring.
+    Kicked(usize),
+}
+
 /// State of a connection.
 pub struct VhostSession {
     offer: DeviceOffer,
@@ -191,8 +203,10 @@ pub struct VhostSession {
     features_set: bool,
     protocol: u64,
     rings: Vec<VringState>,
+    /// Regions of memory that are mapped.
     regions: Vec<RegionPlace>,
     due: ReplyDue,
+    pending: Option<PendingChange>,
 }
 
 impl fmt::Debug for VhostSession {
@@ -205,8 +219,8 @@ impl VhostSession {
     /// Creates the state of a connection on which nothing was received.
     pub fn new(offer: DeviceOffer) -> Self {
         let rings = vec![VringState::default(); usize::from(offer.queues)];
-        let regions = Vec::new();
-        Self { offer, features: 0, features_set: false, protocol: 0, rings, regions, due: ReplyDue::None }
+        let (regions, due) = (Vec::new(), ReplyDue::None);
+        Self { offer, features: 0, features_set: false, protocol: 0, rings, regions, due, pending: None }
     }
 
     /// Returns all features that can be enabled.
@@ -324,18 +338,24 @@ impl VhostSession {
             FrontEndMessage::GetQueueNum => self.number(request, self.offer.queues.into()),
             FrontEndMessage::GetMaxMemSlots => self.number(request, crate::memory::REGIONS_MAX as u64),
             FrontEndMessage::SetMemTable(regions) => {
-                self.regions.clone_from(&regions);
+                self.pending = Some(PendingChange::Regions(regions.clone()));
                 VhostStep::SetMemory(regions)
             }
             FrontEndMessage::AddMemReg(region) => {
-                self.regions.push(region);
+                let regions = self.regions.iter().copied().chain([region]).collect();
+                self.pending = Some(PendingChange::Regions(regions));
                 VhostStep::AddRegion(region)
             }
             FrontEndMessage::RemMemReg(region) => {
                 // The offset in the file need not be repeated.
                 let same = |known: &RegionPlace| RegionPlace { file_offset: region.file_offset, ..*known } == region;
                 match self.regions.iter().position(same) {
-                    Some(at) => VhostStep::RemoveRegion(self.regions.remove(at)),
+                    Some(at) => {
+                        let mut regions = self.regions.clone();
+                        let region = regions.remove(at);
+                        self.pending = Some(PendingChange::Regions(regions));
+                        VhostStep::RemoveRegion(region)
+                    }
                     None => VhostStep::Refuse(format!("there is no memory region {region:x?}")),
                 }
             }
@@ -423,7 +443,7 @@ impl VhostSession {
             }
             FrontEndMessage::SetVringKick { index, .. } => {
                 let index = ring_of(index)?;
-                self.rings[index].kicked = true;
+                self.pending = Some(PendingChange::Kicked(index));
                 return Ok(VhostStep::SetKick { index });
             }
             FrontEndMessage::SetVringCall { index, .. } => return Ok(VhostStep::SetCall { index: ring_of(index)? }),
@@ -461,6 +481,14 @@ impl VhostSession {
     /// The reason of a failed step for which no acknowledgement is due: the connection ends.
     pub fn finish(&mut self, outcome: StepOutcome) -> Result<Option<Vec<u8>>, String> {
         let due = std::mem::replace(&mut self.due, ReplyDue::None);
+        let pending = self.pending.take();
+        if !matches!(outcome, StepOutcome::Failed(_)) {
+            match pending {
+                Some(PendingChange::Regions(regions)) => self.regions = regions,
+                Some(PendingChange::Kicked(index)) => self.rings[index].kicked = true,
+                None => {}
+            }
+        }
         match (due, outcome) {
             (ReplyDue::RingBase(index), StepOutcome::RingBase(base)) => {
                 self.set_base(index, base);

@@ -130,6 +130,59 @@ fn a_failure_without_an_acknowledgement_ends_the_connection() {
     assert_eq!(reply.expect("a reply")[HEADER_LEN..], wire::number(1));
 }
 
+#[test]
+fn a_refused_region_leaves_the_table_as_it_was() {
+    let region = |at: u64| {
+        let place = [at, 0x1000, at, 0].map(u64::to_le_bytes).concat();
+        [wire::number(0).as_slice(), &place].concat()
+    };
+    let mut session = running();
+    let mut answer = |request, payload: &[u8], outcome: StepOutcome| {
+        let step = session.receive(header(request, true, payload.len()), payload, 1).expect("valid");
+        let refused = matches!(step, VhostStep::Refuse(_));
+        let outcome = if refused { StepOutcome::Failed("refused".into()) } else { outcome };
+        let reply = session.finish(outcome).expect("acknowledged").expect("an acknowledgement");
+        (step, reply[HEADER_LEN] == 0)
+    };
+    let failed = || StepOutcome::Failed("it overlaps another".into());
+    assert!(answer(request::ADD_MEM_REG, &region(0x1000), StepOutcome::Done).1);
+    assert!(!answer(request::ADD_MEM_REG, &region(0x8000), failed()).1);
+    let (step, done) = answer(request::REM_MEM_REG, &region(0x8000), StepOutcome::Done);
+    assert!(matches!(step, VhostStep::Refuse(_)) && !done, "{step:?}");
+    let table = [[1, 0, 0, 0, 0, 0, 0, 0].as_slice(), &region(0x4000)[8..]].concat();
+    assert!(!answer(request::SET_MEM_TABLE, &table, failed()).1);
+    let (step, done) = answer(request::REM_MEM_REG, &region(0x1000), StepOutcome::Done);
+    assert!(matches!(step, VhostStep::RemoveRegion(_)) && done, "{step:?}");
+}
+
+#[test]
+fn a_ring_does_not_run_with_a_kick_descriptor_that_failed() {
+    let mut session = running();
+    send(&mut session, request::GET_VRING_BASE, &pair(0, 0));
+    let kick = wire::number(0);
+    session.receive(header(request::SET_VRING_KICK, true, kick.len()), &kick, 1).expect("valid");
+    session.finish(StepOutcome::Failed("no eventfd".into())).expect("acknowledged");
+    assert!(!session.is_runnable(0));
+    send(&mut session, request::SET_VRING_KICK, &kick);
+    assert!(session.is_runnable(0));
+}
+
+/// Returns the input of the fuzzers for messages of which most can be parsed.
+fn any_messages() -> impl Strategy<Value = Vec<u8>> {
+    let numbers = prop_oneof![0_u64..4, Just(0x1000), Just(128), Just(1 << 32), Just(!0_u64 >> 1)];
+    let payload = proptest::collection::vec(numbers.prop_map(u64::to_le_bytes), 0..6).prop_map(|parts| parts.concat());
+    let how = prop_oneof![4 => Just(15_u8), 1 => Just(0x8f), 1 => any::<u8>()];
+    let message = (how, 0_u32..40, any::<bool>(), payload).prop_map(|(how, request, needs_reply, payload)| {
+        [&[how][..], &header(request, needs_reply, payload.len()).to_bytes(), &payload].concat()
+    });
+    let negotiated = [request::SET_PROTOCOL_FEATURES, request::SET_FEATURES].map(|request| {
+        let bits = if request == request::SET_FEATURES { feature::PROTOCOL_FEATURES } else { PROTOCOL_FEATURES };
+        [&[15][..], &header(request, false, 8).to_bytes(), &wire::number(bits)].concat()
+    });
+    (any::<u8>(), proptest::collection::vec(message, 0..40))
+        .prop_map(move |(options, messages)| [&[options][..], &negotiated.concat(), &messages.concat()].concat())
+}
+
 proptest! {
     /// Any request has at most one reply, and no bytes make it panic.
     #[test]
@@ -153,5 +206,11 @@ proptest! {
                 prop_assert_eq!((header.request, header.len as usize), (request, reply.len() - HEADER_LEN));
             }
         }
+    }
+
+    /// The same with headers, descriptors and steps that fail, and a model of what is mapped and running.
+    #[test]
+    fn any_messages_keep_the_invariants(input in any_messages()) {
+        fuzz::messages(&input);
     }
 }
