@@ -1,6 +1,7 @@
 //! Integration tests, one program: a module a subject.
 
 mod common;
+mod fenced;
 mod load;
 mod ours;
 mod peer;

@@ -84,6 +84,29 @@ fn a_queue_is_stopped_and_goes_on() {
 }
 
 #[test]
+fn a_base_is_told_when_nothing_is_in_flight() {
+    const REQUESTS: u64 = 8;
+    let server = OurServer::start(1);
+    let mut front_end = connect(&server, &FrontEndOptions::default());
+    front_end.write_sectors(0, &pattern(0, 8, 1)).expect("written");
+    server.hold(true);
+    let reads: Vec<_> = (0..REQUESTS).map(|_| VirtioBlkRequest::read(0, 4096)).collect();
+    front_end.submit_all(0, &reads).expect("space");
+    std::thread::scope(|scope| {
+        let stopped = scope.spawn(|| front_end.get_vring_base(0).expect("stopped"));
+        // The server has much time to stop the ring, and must not.
+        let mut other = FrontEnd::connect(&server.device(1), &FrontEndOptions::default()).expect("accepted");
+        exercise(&mut other, 1, 20);
+        server.hold(false);
+        stopped.join().expect("no panic");
+    });
+    for _ in 0..REQUESTS {
+        let done = front_end.queues[0].completion().expect("no violation").expect("completed before the base was told");
+        assert_eq!(done.ok(), pattern(0, 8, 1));
+    }
+}
+
+#[test]
 fn requests_in_flight_are_executed_again_after_a_crash() {
     for features in [0, feature::RING_PACKED, feature::IN_ORDER, feature::RING_PACKED | feature::IN_ORDER] {
         let mut server = OurServer::start(2);
@@ -143,6 +166,22 @@ fn one_front_end_runs_rings_at_a_time() {
     assert!(destination.queues[0].completion().expect("no violation").is_none(), "the source's rings run");
     source.get_vring_base(0).expect("stopped");
     assert_eq!(destination.await_completion(0, soon()).expect("completed").ok(), pattern(0, 8, 2));
+}
+
+#[test]
+fn rings_begin_when_all_of_the_other_front_end_have_stopped() {
+    let server = OurServer::start(2);
+    let mut source = connect(&server, &FrontEndOptions { queues: 2, ..FrontEndOptions::default() });
+    let mut destination = connect(&server, &FrontEndOptions::default());
+    source.write_sectors(0, &pattern(0, 8, 1)).expect("written");
+    destination.submit_all(0, &[VirtioBlkRequest::read(0, 4096)]).expect("space");
+    source.get_vring_base(0).expect("stopped");
+    for round in 2..6 {
+        source.run(1, &VirtioBlkRequest::write(0, &pattern(0, 8, round))).expect("completed").ok();
+        assert!(destination.queues[0].completion().expect("no violation").is_none(), "a ring of the source runs");
+    }
+    source.get_vring_base(1).expect("stopped");
+    assert_eq!(destination.await_completion(0, soon()).expect("completed").ok(), pattern(0, 8, 5));
 }
 
 #[test]

@@ -20,6 +20,8 @@ use forebay_vhost::{VhostExport, VhostScsiTarget, VhostServer, VhostSocket, Vhos
 use forebay_vhost_host::DeviceUnderTest;
 use tempfile::TempDir;
 
+use crate::fenced::{Fence, FencedVolume};
+
 /// Bytes of a device.
 pub const SIZE: usize = 64 << 20;
 
@@ -49,6 +51,8 @@ pub struct OurServer {
     /// Number of units, if the devices are virtio-scsi ones.
     units: Option<u16>,
     pub stats: VhostStats,
+    /// Fence before the volumes of virtio-blk devices.
+    pub fence: Arc<Fence>,
     orders: Sender<(ServerOrder, Sender<()>)>,
     thread: Option<JoinHandle<()>>,
 }
@@ -81,8 +85,8 @@ impl OurServer {
 
     fn start_in(folder: TempDir, queues: u16, connect: bool, units: Option<u16>) -> Self {
         let (orders, taken) = channel();
-        let stats = VhostStats::new();
-        let mut this = Self { folder, queues, connect, units, stats, orders, thread: None };
+        let (stats, fence) = (VhostStats::new(), Arc::default());
+        let mut this = Self { folder, queues, connect, units, stats, fence, orders, thread: None };
         this.launch(taken);
         this
     }
@@ -90,7 +94,7 @@ impl OurServer {
     fn launch(&mut self, orders: Receiver<(ServerOrder, Sender<()>)>) {
         let sockets = [self.device(0), self.device(1)];
         let (queues, connect, stats, units) = (self.queues, self.connect, self.stats.clone(), self.units);
-        let (up, came_up) = channel();
+        let (fence, (up, came_up)) = (self.fence.clone(), channel());
         self.thread = Some(std::thread::spawn(move || {
             let reactor = Reactor::system(DriverChoice::Auto).expect("a driver");
             // As the daemon does: queues poll their rings before they sleep.
@@ -106,7 +110,10 @@ impl OurServer {
                     let serial = format!("serial-{index}");
                     let volume = match &disks {
                         Some(disks) => VhostVolume::Scsi(disks.export(index as u8)),
-                        None => VhostVolume::Block { device: volume.device(), serial },
+                        None => {
+                            let fenced = FencedVolume { volume: volume.device(), fence: fence.clone() };
+                            VhostVolume::Block { device: Rc::new(fenced), serial }
+                        }
                     };
                     let export = VhostExport { name, volume, queues };
                     let socket = match connect && index == 0 {

@@ -1,0 +1,87 @@
+//! Volume that another daemon takes over while requests are in flight.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_block::{
+    BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
+    SizeWatch,
+};
+use forebay_vhost_host::hostile::pattern;
+use forebay_vhost_host::message::feature;
+use forebay_vhost_host::{DeviceUnderTest, FrontEndOptions, ResumableFrontEnd, VirtioBlkRequest};
+
+use crate::server::OurServer;
+
+/// Switch by which requests to a volume fail as those of a daemon that has lost it.
+#[derive(Default)]
+pub struct Fence {
+    is_up: AtomicBool,
+    /// Requests that were submitted while it was up.
+    submitted: AtomicUsize,
+}
+
+/// Volume behind a fence.
+pub struct FencedVolume {
+    /// Volume of which the requests that are submitted while the fence is up have no effect.
+    pub volume: Rc<dyn BlockDevice>,
+    pub fence: Arc<Fence>,
+}
+
+impl BlockDevice for FencedVolume {
+    fn geometry(&self) -> Geometry {
+        self.volume.geometry()
+    }
+
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
+        if !self.fence.is_up.load(Ordering::SeqCst) {
+            return self.volume.submit(request);
+        }
+        self.fence.submitted.fetch_add(1, Ordering::SeqCst);
+        // It ends when the volume lets requests pass.
+        let passed = self.volume.submit(BlockRequest::Flush);
+        Box::pin(async move {
+            passed.await?;
+            Err(Error::new(ErrorKind::Fenced, "another daemon has the volume"))
+        })
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        self.volume.map(extent)
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        self.volume.size_watch()
+    }
+}
+
+#[test]
+fn requests_of_a_daemon_that_lost_the_volume_are_left_to_the_next() {
+    const REQUESTS: u64 = 8;
+    for features in [0, feature::RING_PACKED] {
+        let server = OurServer::start(1);
+        let options = FrontEndOptions::default().with(features);
+        let mut resumable = ResumableFrontEnd::connect(&server.socket(), &options).expect("connected");
+        server.hold(true);
+        server.fence.is_up.store(true, Ordering::SeqCst);
+        let writes: Vec<_> = (0..REQUESTS).map(|at| VirtioBlkRequest::write(at * 8, &pattern(at * 8, 8, 1))).collect();
+        resumable.front_end.submit_all(0, &writes).expect("space");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while server.fence.submitted.load(Ordering::SeqCst) < REQUESTS as usize {
+            assert!(Instant::now() < deadline, "the device takes requests");
+            std::thread::yield_now();
+        }
+        server.fence.is_up.store(false, Ordering::SeqCst);
+        // The device waits until those of the former connection have ended, and then executes them again.
+        resumable.resume(&server.socket()).expect("resumed");
+        server.hold(false);
+        for _ in 0..REQUESTS {
+            resumable.front_end.await_completion(0, deadline).expect("completed").ok();
+        }
+        assert_eq!(resumable.in_flight(), 0);
+        let data = resumable.front_end.read_sectors(0, REQUESTS as u32 * 4096).expect("read");
+        assert_eq!(data, pattern(0, REQUESTS * 8, 1));
+    }
+}
