@@ -13,6 +13,7 @@ mod rados;
 mod readcache;
 mod replication;
 mod store;
+mod vhost;
 mod writelog;
 
 use anyhow::{Result, bail};
@@ -20,7 +21,7 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 13] = [
+pub(super) const AREAS: [&str; 14] = [
     "writelog",
     "replication",
     "store",
@@ -34,6 +35,7 @@ pub(super) const AREAS: [&str; 13] = [
     "qos",
     "forward",
     "gateways",
+    "vhost",
 ];
 
 /// Fault, and the stages that should notice it.
@@ -105,7 +107,7 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas: [(&str, &[Mutant]); 14] = [
+    let areas: [(&str, &[Mutant]); 15] = [
         ("writelog", writelog::LIST),
         ("replication", replication::LIST),
         ("replication", leases::LIST),
@@ -120,6 +122,7 @@ pub(super) fn all() -> Vec<Mutant> {
         ("qos", qos::LIST),
         ("forward", forward::LIST),
         ("gateways", gateways::LIST),
+        ("vhost", vhost::LIST),
     ];
     areas.iter().flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }
