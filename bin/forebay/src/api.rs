@@ -214,8 +214,8 @@ pub use diff::{AppliedDiff, CopyImageRequest};
 pub use front::Front;
 pub use gateway::{
     DrainGateway, GatewayGroupName, GatewayGroupPolicy, GatewayGroupStatus, GatewayHostSource, GatewayLoad,
-    GatewayLogStatus, GatewayMemberStatus, GatewayMove, GatewayMoveState, GatewayVolumeStatus, GatewayWeight,
-    NewGatewayGroup, RebalanceGatewaysRequest,
+    GatewayLogStatus, GatewayMemberStatus, GatewayMove, GatewayMoveState, GatewaySocket, GatewayVolumeStatus,
+    GatewayWeight, NewGatewayGroup, RebalanceGatewaysRequest,
 };
 pub use group::{AddToGroupRequest, GroupImage, GroupName, GroupSnapshotListing};
 pub use image::{

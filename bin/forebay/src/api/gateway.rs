@@ -205,8 +205,11 @@ pub struct GatewayMemberStatus {
 pub struct GatewayVolumeStatus {
     /// Image, `POOL/IMAGE`.
     pub image: String,
-    /// Fronts over which it is exported.
+    /// Fronts over which all members export it.
     pub fronts: Vec<String>,
+    /// Sockets of its exports over vhost, each of one member.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sockets: Vec<GatewaySocket>,
     /// Owner, by host name.
     pub owner: String,
     /// Next owner, while it is being moved.
@@ -226,6 +229,15 @@ pub struct GatewayVolumeStatus {
     /// Reason why this daemon, its owner, cannot open it or keep its write log, or why it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// Socket of an export over vhost, for a guest of one member's machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GatewaySocket {
+    /// Member, by host name.
+    pub member: String,
+    /// Path of the socket.
+    pub path: String,
 }
 
 /// Write log of a volume of a gateway group.

@@ -182,7 +182,9 @@ fn show(status: &GatewayGroupStatus) -> String {
                 },
             );
             let [requests, mib] = show_load(volume.load);
-            vec![volume.image.clone(), volume.fronts.join(","), volume.owner.clone(), requests, mib, copies, state]
+            let sockets = volume.sockets.iter().map(|socket| format!("vhost@{}", socket.member));
+            let fronts: Vec<String> = volume.fronts.iter().cloned().chain(sockets).collect();
+            vec![volume.image.clone(), fronts.join(","), volume.owner.clone(), requests, mib, copies, state]
         });
         text.push('\n');
         text.push_str(&table(

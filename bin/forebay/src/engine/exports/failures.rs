@@ -28,10 +28,3 @@ pub(super) fn detaching((front, spec): &ExportKey) -> Failure {
     Failure::new(FailureKind::Busy, format!("the export of {spec} over {} is being detached", front.name()))
         .hint("try again when that is done")
 }
-
-/// Returns the failure to attach an image of a gateway group over a front that only its own daemon's guests reach.
-pub(super) fn not_in_groups(spec: &ImageSpec) -> Failure {
-    let what = format!("{spec} is of the cluster of a gateway group, whose images cannot be exported over vhost yet");
-    Failure::new(FailureKind::Unsupported, what)
-        .hint("attach it over nbd, nvme or iscsi, or serve it by a daemon that is in no group")
-}

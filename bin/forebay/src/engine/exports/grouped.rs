@@ -23,6 +23,8 @@ impl Engine {
             let what = format!("{} is exported over {} by this daemon alone", exported.spec, request.front.name());
             return Err(Failure::new(FailureKind::Exists, what).hint(format!("forebay detach {}", exported.spec)));
         }
+        // Exports of a group are no units, and adopt nothing.
+        self.join_socket(&key, &mut request.clone())?;
         // Inserted first: a host that learns of the export finds its device.
         self.exports.grouped.borrow_mut().insert(key.clone(), device.clone());
         let published = self.publish(request.front, exported, device);

@@ -34,10 +34,11 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 pub use entries::check_initiators;
 use entries::{Listed, Unserved, check_hosts, check_nvme};
-use failures::{detaching, fenced, not_in_groups, not_running, opening};
+use failures::{detaching, fenced, not_running, opening};
 use index::ExportIndex;
 use replicas::replicas_changed;
 use saves::{Saves, lock};
+pub use sockets::socket_taken;
 
 /// Front and image: the name of an export.
 type ExportKey = (Front, ImageSpec);
@@ -417,16 +418,13 @@ impl Engine {
         let _turn = self.exports.turns.lock(&spec).await;
         let is_own = self.exports.exports.borrow().contains_key(&(request.front, spec.clone()));
         if let Some(group) = self.group_of(&spec).filter(|_| !is_own) {
-            if request.front == Front::Vhost {
-                return Err(not_in_groups(&spec));
-            }
             return group.attach(self.clone(), request, spec).await;
         }
         let key = (request.front, spec.clone());
         if self.exports.with(&key, |export| export.life.is_detaching()) == Some(true) {
             return Err(detaching(&key));
         }
-        self.exports.join_socket(&key, &mut request)?;
+        self.join_socket(&key, &mut request)?;
         let before = self.exports.with(&key, |export| (export.request.clone(), export.entry.is_some()));
         let was_listed = before.is_some();
         let recorded = self.volumes.find(&spec).and_then(|volume| volume.attachment.recorded()).map(|log| log.place);
@@ -507,7 +505,7 @@ impl Engine {
         // Numbers and sockets may have been assigned meanwhile.  Nothing is awaited from here until hosts can reach the
         // export.
         request.unit = self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
-        self.exports.join_socket(key, &mut request)?;
+        self.join_socket(key, &mut request)?;
         let before = self.serve(key, request, volume, socket)?;
         if before
             .as_ref()

@@ -1,6 +1,7 @@
 //! Sockets of exports over vhost-user: each is of one export, or of a controller whose units are exports.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -27,7 +28,7 @@ impl Exports {
     ///
     /// # Errors
     /// Names the image that has it, or says that the controller has other options.
-    pub(super) fn join_socket(&self, key: &ExportKey, request: &mut api::AttachRequest) -> Result<()> {
+    fn join_socket(&self, key: &ExportKey, request: &mut api::AttachRequest) -> Result<()> {
         let Some(path) = request.socket_path() else { return Ok(()) };
         let is_unit = request.controller_path().is_some();
         // A unit that is exported already has the options of its controller, too.
@@ -42,11 +43,7 @@ impl Exports {
         });
         match (other, &mut request.vhost) {
             (Some((_, Some(options))), Some(own)) if own.scsi && options.scsi => own.join(&options),
-            (Some((owner, _)), Some(own)) => {
-                let what = format!("the socket {} is {owner}'s already", own.path.display());
-                let hint = format!("choose another path, or end that export: forebay detach {owner} --vhost");
-                Err(Failure::new(FailureKind::Exists, what).hint(hint))
-            }
+            (Some((owner, _)), Some(own)) => Err(socket_taken(&own.path, &owner)),
             _ => Ok(()),
         }
     }
@@ -77,7 +74,21 @@ impl Exports {
     }
 }
 
+/// Returns the failure to use the socket of another export.
+pub fn socket_taken(path: &Path, owner: &impl Display) -> Failure {
+    Failure::new(FailureKind::Exists, format!("the socket {} is {owner}'s already", path.display()))
+        .hint(format!("choose another path, or end that export: forebay detach {owner} --vhost"))
+}
+
 impl Engine {
+    /// Checks that no other export of this daemon, its own or its gateway group's, has the socket of a request; a unit adopts
+    /// the options of its controller.
+    pub(super) fn join_socket(&self, key: &ExportKey, request: &mut api::AttachRequest) -> Result<()> {
+        self.exports.join_socket(key, request)?;
+        let Some((path, group)) = request.socket_path().zip(self.gateways.joined()) else { return Ok(()) };
+        group.socket_owner(path).filter(|owner| *owner != key.1).map_or(Ok(()), |owner| Err(socket_taken(path, &owner)))
+    }
+
     /// Marks a served export as failed: its front cannot serve it.  It is retried.
     pub fn lose_export(self: &Rc<Self>, front: Front, spec: &ImageSpec, failure: Failure) {
         let served = self.exports.with(&(front, spec.clone()), |export| export.life.lose(failure.clone())).flatten();

@@ -1,5 +1,6 @@
 //! Commands on gateway groups, and exports of their volumes.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,10 +15,11 @@ use forebay_image::ImageFeatures;
 use forebay_messenger::Address;
 use forebay_reactor::{spawn, timeout, wall_clock};
 
+use super::guests::{check_socket, plan_end, refuse_leaving};
 use super::hosts::{GroupHosts, settings_to_change};
 use super::logs::{PlannedLog, wanted_log};
 use super::names::GroupNames;
-use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
+use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings, is_of_one_member};
 use super::{JoinedGroup, StoredMembership, logs, new_start, stale_copies};
 use crate::api::{
     self, AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayVolumeStatus, ImageExport,
@@ -125,7 +127,7 @@ impl JoinedGroup {
         let Some(GroupNames { nqn, target, .. }) = self.host_paths.names() else { return uris };
         for (id, _) in record.members().iter().filter(|(id, member)| **id != self.own && member.state.serves()) {
             let member = self.member_settings.get(*id);
-            let MemberSettings { nbd, nvme, iscsi } = &*member;
+            let MemberSettings { nbd, nvme, iscsi, member_exports: _ } = &*member;
             match export.front {
                 Front::Nbd => {
                     let name = uri_encode(&spec.to_string(), true);
@@ -139,7 +141,7 @@ impl JoinedGroup {
                     let unit = export.unit.unwrap_or_default();
                     uris.extend(iscsi.iter().map(|addr| format!("iscsi://{addr}/{target}/{unit}")));
                 }
-                // Its sockets are of one machine.
+                // Its sockets are of single members.
                 Front::Vhost => {}
             }
         }
@@ -180,9 +182,21 @@ impl JoinedGroup {
         let mut all = Vec::new();
         for (name, settings) in self.settings.all() {
             let Ok(spec) = name.as_str().parse::<ImageSpec>() else { continue };
-            all.extend(settings.exports.iter().map(|export| self.describe(engine, &record, &spec, export)));
+            let own = settings.exports_at(self.own);
+            all.extend(own.map(|export| self.describe(engine, &record, &spec, export)));
         }
         all
+    }
+
+    /// Returns whether an export has ended here, and its volume is closed if it was the last one.
+    fn has_ended(&self, name: &VolumeName, front: Front) -> bool {
+        let is_closing =
+            |entry: &GatewayVolume| entry.leaving || !settings::read::<VolumeSettings>(&entry.settings).has_exports();
+        let record = self.record();
+        let is_closed = record.as_ref().and_then(|record| record.volume(name)).is_none_or(|entry| !is_closing(entry));
+        // A socket is free when its connections have ended.
+        let is_ending = is_of_one_member(front) && self.exports.ending.borrow().contains(&(name.clone(), front));
+        is_closed && !is_ending && !self.exports.is_published(name, front)
     }
 
     /// Returns whether a volume is one of the group.
@@ -190,7 +204,7 @@ impl JoinedGroup {
         self.record().is_some_and(|record| record.volume(&VolumeName::new(spec.to_string())).is_some())
     }
 
-    /// Exports an image at all members.
+    /// Exports an image at all members, or to a guest of this member's machine.
     pub async fn attach(
         self: Rc<Self>,
         engine: Rc<Engine>,
@@ -237,12 +251,29 @@ impl JoinedGroup {
                 request.target = Some(target);
             }
         }
+        self.check_guest(&self.must_run()?.runner.record(), &request).await?;
         let loads = self.must_run()?.runner.inspect(|machine| machine.group_loads());
         let owner = |record: &GroupRecord| planned_owner(record, &loads, self.own, &planned);
-        self.change(|record| plan_export(record, &name, &request, &identity, &planned, owner)).await?;
+        let is_new = Cell::new(false);
+        let plan = |record: &GroupRecord| {
+            let before = record.volume(&name).map(|entry| settings::read::<VolumeSettings>(&entry.settings));
+            is_new.set(before.is_none_or(|before| before.export_at(self.own, request.front).is_none()));
+            check_socket(record, &name, self.own, &request)?;
+            plan_export(record, (&name, self.own), &request, &identity, &planned, owner)
+        };
+        self.change(plan).await?;
         let has_log = || self.record().is_some_and(|record| record.volume(&name).is_some_and(|it| it.copies.is_some()));
         let is_there = || self.exports.is_published(&name, request.front) && (planned.log.is_none() || has_log());
-        self.wait_until(ATTACHED, is_there).await;
+        // Whether a socket can be created shows here only.
+        let socket_failure = || self.exports.failure(&name, request.front).filter(|_| request.vhost.is_some());
+        self.wait_until(ATTACHED, || is_there() || socket_failure().is_some()).await;
+        if let Some(failure) = socket_failure() {
+            if is_new.get() {
+                self.change(|record| plan_end(record, &name, self.own, request.front, false)).await?;
+                self.wait_until(DETACHED, || self.has_ended(&name, request.front)).await;
+            }
+            return Err(failure);
+        }
         if planned.log.is_some() && !has_log() {
             let what = format!("{spec} is attached, and its owner has not created its write log yet");
             return Err(
@@ -251,12 +282,12 @@ impl JoinedGroup {
         }
         let record = self.record().ok_or_else(not_joined)?;
         let settings = self.settings.get(&name);
-        let export = settings.as_ref().and_then(|settings| settings.export(request.front));
+        let export = settings.as_ref().and_then(|settings| settings.export_at(self.own, request.front));
         let export = export.ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
         Ok(self.describe(&engine, &record, &spec, export))
     }
 
-    /// Ends an export at all members.
+    /// Ends an export at all members, or that to a guest of this member's machine.
     pub async fn detach(self: Rc<Self>, engine: Rc<Engine>, spec: &ImageSpec, front: Front, force: bool) -> Result<()> {
         let name = VolumeName::new(spec.to_string());
         let connections = engine.fronts.connections_of(front, spec);
@@ -265,36 +296,8 @@ impl JoinedGroup {
             let hint = "disconnect the hosts first, or say --force to do it from here";
             return Err(Failure::new(FailureKind::Busy, what).hint(hint));
         }
-        self.change(|record| {
-            let entry = record.volume(&name).filter(|entry| !entry.leaving);
-            let has_log = entry.is_some_and(|entry| entry.copies.is_some());
-            let mut settings = entry.map_or_else(|| Ok(VolumeSettings::default()), |entry| to_change(&name, entry))?;
-            if settings.export(front).is_none() {
-                let what = format!("the image {spec} is not exported over {}", front.name());
-                return Err(Failure::new(FailureKind::NotFound, what).hint("'forebay targets' lists what is exported"));
-            }
-            settings.exports.retain(|export| export.front != front);
-            let volume = name.clone();
-            let has_log = has_log || settings.log.is_some();
-            if settings.exports.is_empty() {
-                // With a log, its owner removes the volume when that has ended.
-                settings.log = None;
-            }
-            Ok(vec![match settings.exports.is_empty() && !has_log {
-                true => GroupChange::RemoveVolume { volume },
-                false => GroupChange::SetVolume { volume, settings: settings::write(&settings) },
-            }])
-        })
-        .await?;
-        let is_gone = || {
-            let record = self.record();
-            let entry = record.as_ref().and_then(|record| record.volume(&name));
-            let ends = |entry: &GatewayVolume| {
-                entry.leaving || settings::read::<VolumeSettings>(&entry.settings).exports.is_empty()
-            };
-            entry.is_none_or(|entry| !ends(entry)) && !self.exports.is_published(&name, front)
-        };
-        if !self.wait_until(DETACHED, is_gone).await {
+        self.change(|record| plan_end(record, &name, self.own, front, force)).await?;
+        if !self.wait_until(DETACHED, || self.has_ended(&name, front)).await {
             let what =
                 format!("the export of {spec} has ended, but its owner has not closed the image and its log yet");
             return Err(Failure::new(FailureKind::Unreachable, what).hint("'forebay group status' shows its owner"));
@@ -329,7 +332,7 @@ fn to_change(name: &VolumeName, entry: &GatewayVolume) -> Result<VolumeSettings>
 /// Chooses the changes that add an export to the record.
 fn plan_export(
     record: &GroupRecord,
-    name: &VolumeName,
+    (name, own): (&VolumeName, MemberId),
     request: &AttachRequest,
     identity: &str,
     planned: &PlannedLog,
@@ -343,7 +346,7 @@ fn plan_export(
     let mut settings = entry.map_or_else(|| Ok(VolumeSettings::default()), |entry| to_change(name, entry))?;
     let log_before = settings.log.clone();
     settings.log = wanted_log(name, entry, log_before.as_ref(), planned)?;
-    if let Some(before) = settings.export(request.front) {
+    if let Some(before) = settings.export_at(own, request.front) {
         let same = AttachRequest { unit: request.unit.or(before.unit), ..request.clone() };
         return match same == *before {
             true if settings.log == log_before => Ok(Vec::new()),
@@ -353,7 +356,7 @@ fn plan_export(
         };
     }
     let mut export = request.clone();
-    if let Some(units) = request.front.units() {
+    if let Some(units) = request.front.units().filter(|_| !is_of_one_member(request.front)) {
         let all = record.volumes().iter().filter(|(other, _)| *other != name);
         let taken: Vec<u32> =
             all.flat_map(|(_, volume)| settings::taken_units(&volume.settings, request.front)).collect();
@@ -368,7 +371,7 @@ fn plan_export(
             Some(chosen.ok_or_else(|| Failure::new(FailureKind::NoSpace, "all numbers of the group are taken"))?);
     }
     settings.identity = identity.to_owned();
-    settings.exports.push(export);
+    settings.add_export(own, export);
     let (volume, settings) = (name.clone(), settings::write(&settings));
     if entry.is_some() {
         return Ok(vec![GroupChange::SetVolume { volume, settings }]);
@@ -560,6 +563,7 @@ impl Engine {
             return Err(Failure::new(FailureKind::Busy, "this daemon is the only active member, and owns volumes")
                 .hint("end their exports first: forebay detach"));
         }
+        refuse_leaving(&record, joined.own)?;
         joined.stop().await;
         if joined.running().is_some() {
             return Err(Failure::new(FailureKind::Busy, "this daemon has not closed all of its volumes yet")
@@ -630,6 +634,7 @@ impl Engine {
             GatewayVolumeStatus {
                 image: name.to_string(),
                 fronts: settings.exports.iter().map(|export| export.front.name().to_owned()).collect(),
+                sockets: JoinedGroup::sockets_of(&record, &settings),
                 owner: host(entry.owner.member),
                 next: entry.owner.next.map(host),
                 leaving: entry.leaving,

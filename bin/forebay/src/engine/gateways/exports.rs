@@ -9,11 +9,12 @@ use forebay_forward::{ForwardedVolume, ForwarderStart, OwnerLocator, OwnerRoute,
 use forebay_gateways::VolumeName;
 use forebay_reactor::{sleep, spawn};
 
-use super::settings::VolumeSettings;
+use super::guests::GuestExports;
+use super::settings::{VolumeSettings, is_of_one_member};
 use super::{ByVolume, JoinedGroup, REJOIN};
 use crate::api::{AttachRequest, Front};
 use crate::engine::Engine;
-use crate::engine::fronts::ExportedImage;
+use crate::engine::fronts::{ExportedImage, VhostBinding};
 use crate::engine::identity::parse_uuid;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
@@ -41,6 +42,8 @@ pub(super) struct GroupExports {
     pub(super) ending: RefCell<BTreeSet<(VolumeName, Front)>>,
     /// Failures of the last attempts to publish exports.
     failures: RefCell<BTreeMap<(VolumeName, Front), Failure>>,
+    /// Exports to guests of this machine.
+    pub(super) guests: GuestExports,
 }
 
 /// Exports of a volume that hosts see as inaccessible, by front.
@@ -102,7 +105,7 @@ impl GroupExports {
     }
 
     /// Notes the outcome of an attempt to publish an export; logs a failure unless it is the one before.
-    fn published(&self, name: &VolumeName, front: Front, outcome: Result<()>) -> bool {
+    pub(super) fn published(&self, name: &VolumeName, front: Front, outcome: Result<()>) -> bool {
         let (key, mut failures) = ((name.clone(), front), self.failures.borrow_mut());
         match outcome {
             Ok(()) => {
@@ -133,7 +136,7 @@ impl GroupExports {
 impl JoinedGroup {
     /// Returns the settings of a volume that hosts are to reach here.
     fn wanted(&self, name: &VolumeName) -> Option<Rc<VolumeSettings>> {
-        let wanted = self.settings.get(name).filter(|settings| !settings.exports.is_empty());
+        let wanted = self.settings.get(name).filter(|settings| settings.exports_at(self.own).next().is_some());
         wanted.filter(|_| self.hosts_admitted.get() && self.running().is_some())
     }
 
@@ -163,9 +166,11 @@ impl JoinedGroup {
         }
         self.drop_suspended(&engine);
         let wanted: Vec<_> = self.settings.all().into_iter().filter(|(name, _)| self.wanted(name).is_some()).collect();
-        let is_wanted =
-            |name: &VolumeName, front| self.settings.get(name).is_some_and(|all| all.export(front).is_some());
+        let is_wanted = |name: &VolumeName, front| {
+            self.settings.get(name).is_some_and(|all| all.export_at(self.own, front).is_some())
+        };
         self.exports.failures.borrow_mut().retain(|(name, front), _| is_wanted(name, *front));
+        self.exports.guests.retain_sockets(|name| is_wanted(name, Front::Vhost));
         // Numbers that others give up are free before any is taken.
         for (name, settings) in &wanted {
             self.withdraw_changes(&engine, name, settings);
@@ -188,7 +193,7 @@ impl JoinedGroup {
         self.exports.suspended.borrow_mut().retain(|name, suspended| {
             let settings = self.settings.get(name).filter(|settings| settings.identity == suspended.identity);
             let recorded = |front: &Front, export: &AttachRequest| {
-                settings.as_ref().is_some_and(|settings| settings.export(*front) == Some(export))
+                settings.as_ref().is_some_and(|settings| settings.export_at(self.own, *front) == Some(export))
             };
             let ended = suspended.exports.extract_if(.., |front, export| !recorded(front, export));
             gone.extend(ended.map(|(front, _)| (front, name.clone())));
@@ -242,7 +247,8 @@ impl JoinedGroup {
     fn withdraw_changes(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName, settings: &VolumeSettings) {
         let withdrawn: Vec<Front> = match self.exports.volumes.borrow_mut().get_mut(name) {
             Some(PublishedVolume::Open { exports, .. }) => {
-                let is_other = |front: &Front, export: &mut AttachRequest| settings.export(*front) != Some(export);
+                let is_other =
+                    |front: &Front, export: &mut AttachRequest| settings.export_at(self.own, *front) != Some(export);
                 exports.extract_if(.., is_other).map(|(front, _)| front).collect()
             }
             _ => return,
@@ -261,22 +267,36 @@ impl JoinedGroup {
         {
             let mut volumes = self.exports.volumes.borrow_mut();
             let Some(PublishedVolume::Open { device, exports, .. }) = volumes.get_mut(name) else { return };
-            for export in &settings.exports {
+            for export in settings.exports_at(self.own) {
                 let is_ending = self.exports.ending.borrow().contains(&(name.clone(), export.front));
                 if is_ending || exports.contains_key(&export.front) {
                     continue;
                 }
+                let socket = match &export.vhost {
+                    Some(options) => match self.take_socket(name, options) {
+                        Some(socket) => Some(socket),
+                        // Exports are reconciled again.
+                        None => continue,
+                    },
+                    None => None,
+                };
                 let published = match self.take_suspended(name, export, &settings.identity) {
                     true => {
                         let device: Rc<dyn BlockDevice> = device.clone();
                         engine.resume_group_export(export.front, &spec, &device);
                         Ok(())
                     }
-                    false => self.publish(engine, &spec, export, &settings.identity, device),
+                    false => self.publish(engine, &spec, (export, socket.as_ref()), &settings.identity, device),
                 };
+                let lacks_socket = published.is_err() && socket.is_some();
                 if self.exports.published(name, export.front, published) {
                     published_any = true;
                     exports.insert(export.front, export.clone());
+                }
+                if lacks_socket {
+                    self.retry_sockets();
+                    // For a command that waits.
+                    self.changed.announce();
                 }
             }
         }
@@ -307,7 +327,7 @@ impl JoinedGroup {
         &self,
         engine: &Rc<Engine>,
         spec: &ImageSpec,
-        export: &AttachRequest,
+        (export, socket): (&AttachRequest, Option<&VhostBinding>),
         identity: &str,
         device: &Rc<ForwardedVolume>,
     ) -> Result<()> {
@@ -315,7 +335,6 @@ impl JoinedGroup {
             Failure::new(FailureKind::Corrupt, format!("'{identity}' is not the identity of a volume"))
         })?;
         match export.front {
-            // Without a socket, `publish` refuses it.
             Front::Nbd | Front::Vhost => {}
             Front::Nvme => self.ensure_subsystem(engine)?,
             Front::Iscsi => {
@@ -333,9 +352,13 @@ impl JoinedGroup {
             read_only: export.read_only,
             within: export.within(),
             hosts: &export.hosts,
-            socket: None,
+            socket,
         };
         let device: Rc<dyn BlockDevice> = device.clone();
+        let device = match socket {
+            Some(_) => self.exports.guests.wrap(&VolumeName::new(spec.to_string()), device),
+            None => device,
+        };
         engine.publish_group_export(export, &exported, &device)
     }
 
@@ -349,7 +372,8 @@ impl JoinedGroup {
         let gives_up = !self.leaving.get() && self.wanted_start() != Some(*device.start());
         let settings = self.settings.get(name).filter(|settings| settings.identity == identity);
         let stays = |front: &Front, export: &AttachRequest| {
-            has_paths(*front) && settings.as_ref().is_some_and(|settings| settings.export(*front) == Some(export))
+            has_paths(*front)
+                && settings.as_ref().is_some_and(|settings| settings.export_at(self.own, *front) == Some(export))
         };
         let (kept, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
             exports.into_iter().partition(|(front, export)| stays(front, export));
@@ -378,8 +402,12 @@ impl JoinedGroup {
             let ending = (name.clone(), front);
             self.exports.ending.borrow_mut().insert(ending.clone());
             let (group, engine, spec) = (self.clone(), engine.clone(), spec.clone());
+            let guest = if is_of_one_member(front) { self.exports.guests.take(name) } else { None };
             drop(spawn(async move {
-                engine.disconnect(front, &spec).await;
+                match guest {
+                    Some(guest) => guest.end(engine.disconnect(front, &spec)).await,
+                    None => engine.disconnect(front, &spec).await,
+                }
                 group.exports.ending.borrow_mut().remove(&ending);
                 group.changed.announce();
                 group.exports.reconcile(&group);

@@ -436,7 +436,7 @@ fn copies_change(
         return None;
     }
     let copies = set.map(|set| complete(&set.record()));
-    if copies.is_none() && settings.log.is_none() && settings.exports.is_empty() {
+    if copies.is_none() && settings.log.is_none() && !settings.has_exports() {
         return Some(GroupChange::RemoveVolume { volume: name.clone() });
     }
     let has_ended = copies.is_some() || volume.attachment.recorded().is_none();

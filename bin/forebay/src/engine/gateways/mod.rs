@@ -7,6 +7,7 @@
 mod commands;
 mod copies;
 mod exports;
+mod guests;
 mod hosts;
 mod loads;
 mod logs;
@@ -315,6 +316,7 @@ impl JoinedGroup {
                 nbd: engine.fronts.uri_addrs(Front::Nbd),
                 nvme: paths::own_nvme_ports(&engine),
                 iscsi: paths::own_portals(&engine)?,
+                member_exports: true,
             }),
             ..GatewayMember::new(start)
         };

@@ -60,6 +60,10 @@ pub struct MemberSettings {
     /// Portals of iSCSI: `IP:PORT`.
     #[serde(default)]
     pub iscsi: Vec<String>,
+    /// Set if it knows exports of single members: a version that does not takes a volume with no others for one without
+    /// exports, and removes it.
+    #[serde(default)]
+    pub member_exports: bool,
 }
 
 /// NVMe/TCP port of a member, as its hosts reach it.
@@ -80,12 +84,25 @@ pub struct VolumeSettings {
     /// UUID of the image, the same for all daemons: by it hosts recognize the volume, and members name it to each other.
     #[serde(default)]
     pub identity: String,
-    /// Exports, one a front.  Those that a later version has written are left out.
-    #[serde(default, deserialize_with = "known_exports")]
+    /// Exports of all members, one a front.  Those that a later version has written are left out.
+    #[serde(default, deserialize_with = "known")]
     pub exports: Vec<AttachRequest>,
+    /// Exports of single members, over fronts that only guests of a member's machine reach; one a front and member.  Those
+    /// that a later version has written are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "known")]
+    pub member_exports: Vec<MemberExport>,
     /// Write log that it is to have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<VolumeLog>,
+}
+
+/// Export of a volume at one member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberExport {
+    /// Member whose machine has the guest.
+    pub member: MemberId,
+    /// Its export.
+    pub export: AttachRequest,
 }
 
 /// Write log of a volume, wherever its members are.
@@ -97,15 +114,51 @@ pub struct VolumeLog {
     pub replicas: u32,
 }
 
-fn known_exports<'de, D: Deserializer<'de>>(exports: D) -> std::result::Result<Vec<AttachRequest>, D::Error> {
-    let all = Vec::<Value>::deserialize(exports)?;
-    Ok(all.iter().filter_map(|export| AttachRequest::deserialize(export).ok()).collect())
+/// Reads those entries of a list that this version knows.
+fn known<'de, D: Deserializer<'de>, T: for<'a> Deserialize<'a>>(list: D) -> std::result::Result<Vec<T>, D::Error> {
+    let all = Vec::<Value>::deserialize(list)?;
+    Ok(all.iter().filter_map(|entry| T::deserialize(entry).ok()).collect())
+}
+
+/// Returns whether exports over a front are of one member, as only guests of its machine reach them.
+pub fn is_of_one_member(front: Front) -> bool {
+    front == Front::Vhost
 }
 
 impl VolumeSettings {
-    /// Returns the export over a front.
+    /// Returns the export of all members over a front.
     pub fn export(&self, front: Front) -> Option<&AttachRequest> {
         self.exports.iter().find(|export| export.front == front)
+    }
+
+    /// Returns the export over a front as a member has it.
+    pub fn export_at(&self, member: MemberId, front: Front) -> Option<&AttachRequest> {
+        self.exports_at(member).find(|export| export.front == front)
+    }
+
+    /// Returns the exports that a member has.
+    pub fn exports_at(&self, member: MemberId) -> impl Iterator<Item = &AttachRequest> {
+        let own = self.member_exports.iter().filter(move |own| own.member == member);
+        self.exports.iter().chain(own.map(|own| &own.export))
+    }
+
+    /// Returns whether any member has an export.
+    pub fn has_exports(&self) -> bool {
+        !self.exports.is_empty() || !self.member_exports.is_empty()
+    }
+
+    /// Adds an export that a member has attached, and that is its own or of all.
+    pub fn add_export(&mut self, member: MemberId, export: AttachRequest) {
+        match is_of_one_member(export.front) {
+            true => self.member_exports.push(MemberExport { member, export }),
+            false => self.exports.push(export),
+        }
+    }
+
+    /// Removes the export over a front as a member has it.
+    pub fn remove_export(&mut self, member: MemberId, front: Front) {
+        self.exports.retain(|export| export.front != front);
+        self.member_exports.retain(|own| own.member != member || own.export.front != front);
     }
 }
 
@@ -167,11 +220,23 @@ fn follow(name: &VolumeName, settings: &Value, former: Option<&VolumeSettings>) 
         let kept = former.and_then(|former| former.exports.iter().find(same)).cloned();
         read.exports.extend(kept);
     }
+    for own in raw_list(settings, "member_exports") {
+        let Err(error) = MemberExport::deserialize(own) else { continue };
+        tracing::error!(volume = %name, %error, "a member's export in the record of a gateway group is of a later version");
+        let front = own.get("export").and_then(|export| export.get("front")).and_then(Value::as_str);
+        let member = own.get("member").and_then(|member| MemberId::deserialize(member).ok());
+        let same = |kept: &&MemberExport| front == Some(kept.export.front.name()) && member == Some(kept.member);
+        read.member_exports.extend(former.and_then(|former| former.member_exports.iter().find(same)).cloned());
+    }
     read
 }
 
 fn raw_exports(settings: &Value) -> impl Iterator<Item = &Value> {
-    settings.get("exports").and_then(Value::as_array).into_iter().flatten()
+    raw_list(settings, "exports")
+}
+
+fn raw_list<'a>(settings: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
+    settings.get(list).and_then(Value::as_array).into_iter().flatten()
 }
 
 /// Returns the numbers over a front that a volume's settings take, exports of a later version included.
@@ -318,6 +383,37 @@ mod tests {
             later["exports"][0][field] = value;
             assert_eq!(read(&later).expect_err(field).kind, FailureKind::Unsupported, "{field}");
         }
+    }
+
+    #[test]
+    fn exports_of_single_members_are_kept_apart() {
+        let [own, other] = [MemberId([1; 16]), MemberId([2; 16])];
+        let mut settings = VolumeSettings::default();
+        let request = |front| AttachRequest::new("rbd", "a", front);
+        settings.add_export(own, request(Front::Vhost));
+        settings.add_export(other, request(Front::Vhost));
+        settings.add_export(own, request(Front::Nbd));
+        let fronts =
+            |settings: &VolumeSettings, member| settings.exports_at(member).map(|each| each.front).collect::<Vec<_>>();
+        assert_eq!(fronts(&settings, own), [Front::Nbd, Front::Vhost]);
+        assert_eq!(fronts(&settings, MemberId([3; 16])), [Front::Nbd]);
+        let read = read_to_change::<VolumeSettings>("the settings of rbd/a", &write(&settings));
+        assert_eq!(read.expect("of this version"), settings);
+        // An export of a later version stays as it was, and is not overwritten.
+        let (name, mut later) = (VolumeName::new("rbd/a"), write(&settings));
+        later["member_exports"][1]["export"]["compression"] = json!("zstd");
+        let kept = follow(&name, &later, Some(&settings));
+        assert_eq!(kept, settings);
+        assert_eq!(fronts(&follow(&name, &later, None), other), [Front::Nbd]);
+        read_to_change::<VolumeSettings>("the settings of rbd/a", &later).expect_err("a field would be lost");
+        settings.remove_export(own, Front::Vhost);
+        assert_eq!((fronts(&settings, own), settings.has_exports()), (vec![Front::Nbd], true));
+        settings.remove_export(own, Front::Nbd);
+        assert!(settings.has_exports(), "the other member's is left");
+        settings.remove_export(other, Front::Vhost);
+        assert_eq!(settings, VolumeSettings::default());
+        // A volume without any looks as it did before there were such exports.
+        assert!(write(&settings).get("member_exports").is_none());
     }
 
     #[test]

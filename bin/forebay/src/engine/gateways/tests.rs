@@ -1,5 +1,7 @@
 //! A member without a daemon's fronts, on the model of a cluster: what its hosts would reach.
 
+mod guests;
+
 use std::path::Path;
 
 use forebay_gateways::record::GroupChange;
@@ -14,7 +16,7 @@ use tempfile::TempDir;
 
 use super::settings::{GroupSettings, MemberNvmePort, VolumeSettings};
 use super::*;
-use crate::api::{AttachRequest, GatewayGroupPolicy, GatewayHostSource, NvmeHost, VhostSocketOptions};
+use crate::api::{AttachRequest, GatewayGroupPolicy, GatewayHostSource, NvmeHost};
 use crate::engine::testing::{POOL, engine_of_client};
 use crate::failure::FailureKind;
 use crate::spec::ImageSpec;
@@ -180,7 +182,7 @@ fn exported(names: &GroupSettings, image: &str, fronts: &[(Front, Option<u32>)])
     settings::write(&VolumeSettings {
         identity: identity(image),
         exports: fronts.iter().map(export).collect(),
-        log: None,
+        ..VolumeSettings::default()
     })
 }
 
@@ -448,23 +450,6 @@ fn hosts_are_told_only_of_addresses_that_lead_to_one_member() {
         assert!(failure.message.contains("1025 portals") && failure.message.contains("1024"), "{failure}");
         let entry = |address: &str, port| (world.names.nqn.clone(), address.to_owned(), port);
         assert_eq!(member.discovery(), BTreeSet::from([entry("10.0.0.1", 1), entry("10.0.0.9", 66)]));
-        member.kill().await;
-    });
-}
-
-#[test]
-fn images_of_the_group_are_not_exported_to_guests_of_one_machine() {
-    run(async {
-        let world = World::new(&["a"]).await;
-        let member = world.start().await;
-        member.join().await;
-        let vhost = Some(VhostSocketOptions::new(world.dir.path().join("a.sock")));
-        // A pool that the daemon does not know is the cluster's.
-        let request = AttachRequest { vhost, ..AttachRequest::new("elsewhere", "a", Front::Vhost) };
-        let failure = member.engine.clone().attach(request).await.expect_err("not yet");
-        assert_eq!(failure.kind, FailureKind::Unsupported, "{failure}");
-        assert!(failure.message.contains("gateway group"), "{failure}");
-        assert!(member.engine.list_targets().is_empty());
         member.kill().await;
     });
 }
