@@ -49,12 +49,17 @@ case $SCENARIO in
     ok "fstrim"
     ;;
   migrate)
+    head -c $((8 << 20)) /dev/urandom >/root/before
+    before=$(sha256sum </root/before)
     for ((round = 1; round < 1000; round++)); do
       load 16
       echo "step round $round"
       ! has_grown || break
     done
     rm /root/load
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+    [[ $(sha256sum </root/before) == "$before" ]] || fail "what was written first has changed"
     grow
     ok "verified $round rounds, and the disk has grown"
     ;;

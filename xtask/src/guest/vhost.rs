@@ -16,6 +16,8 @@ enum GuestScenario {
     Boot,
     /// Live migration under load
     Migrate,
+    /// The same, between two daemons of a gateway group, which are killed
+    MigrateGroup,
 }
 
 /// Kind of pool with the image that Debian is booted from.
@@ -49,6 +51,7 @@ pub fn run(arguments: &VhostArguments) -> Result<()> {
         GuestScenario::Scsi => "guest-vhost-scsi.sh",
         GuestScenario::Boot => "guest-vhost-boot.sh",
         GuestScenario::Migrate => "guest-vhost-migrate.sh",
+        GuestScenario::MigrateGroup => "guest-vhost-migrate-group.sh",
     };
     let pool = match arguments.pool {
         ImagePool::Local => "local",

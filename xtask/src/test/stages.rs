@@ -405,6 +405,17 @@ fn guests() -> Vec<Stage> {
             Ok(guest)
         })
         .takes(140),
+        Stage::tests(
+            "guest-vhost-migrate-group",
+            "the same between two daemons of a gateway group, which are killed",
+            GUEST_AND_DEBIAN,
+            |length| {
+                let rounds = length.of(1, 1, 6).to_string();
+                own(&["guest-vhost", "--scenario", "migrate-group", "--rounds", &rounds])
+            },
+        )
+        .long(150, 150, 600)
+        .busy(1.0),
         Stage::tests("guest-replication-rdma", "write logs replicated over RDMA, in a guest", GUEST, |_| {
             Ok(script("replication-rdma.sh"))
         })
