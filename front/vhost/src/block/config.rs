@@ -1,5 +1,7 @@
 //! Features and configuration space of the device (VIRTIO 1.2, sections 5.2.3 to 5.2.5).
 
+use std::ops::Range;
+
 use forebay_block::Geometry;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
@@ -128,6 +130,9 @@ impl BlockConfig {
             self.fields.writeback = 0;
         }
     }
+
+    /// Bytes that a driver may write.
+    pub const WRITABLE: Range<usize> = WRITEBACK_AT as usize..WRITEBACK_AT as usize + 1;
 
     /// Returns whether the write cache is enabled.
     pub fn writeback(&self) -> bool {

@@ -66,6 +66,9 @@ pub struct ScsiConfig {
 }
 
 impl ScsiConfig {
+    /// Bytes that a driver may write.
+    pub const WRITABLE: Range<usize> = WRITABLE;
+
     /// Creates the configuration of a device with `queues` request queues.
     pub fn new(queues: u16) -> Self {
         let fields = ScsiConfigFields {

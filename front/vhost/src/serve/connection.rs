@@ -320,14 +320,10 @@ impl VhostConnection {
             VhostStep::ReadConfig { offset, len } => {
                 return Ok(StepOutcome::Config(self.device.read_config(offset, len)));
             }
-            VhostStep::WriteConfig { offset, is_migration, content } => {
-                // The destination of a migration restores all of it; only what drivers write differs between devices.
-                if !is_migration {
-                    self.device.write_config(offset, &content)?;
-                } else if let Some(writeback) = content.get(32_usize.wrapping_sub(offset as usize)) {
-                    self.device.write_config(32, &[*writeback])?;
-                }
-            }
+            VhostStep::WriteConfig { offset, is_migration, content } => match is_migration {
+                true => self.device.restore_config(offset, &content)?,
+                false => self.device.write_config(offset, &content)?,
+            },
             VhostStep::CreateInflight { queues } => {
                 let len = InflightRegion::len(queues);
                 let created = GuardedMapping::create(len).map_err(|error| format!("in-flight region: {error}"))?;

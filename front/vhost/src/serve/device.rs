@@ -16,6 +16,7 @@ use crate::dirty_log::DirtyLog;
 use crate::inflight::inflight_len;
 use crate::iotlb::{Iotlb, IotlbMiss};
 use crate::memory::{AddressSpace, GuestArea, GuestMemory};
+use crate::scsi::ScsiConfig;
 use crate::session::RING_SIZE_MAX;
 use crate::stats::VhostStatsEntry;
 use crate::wire::feature;
@@ -326,6 +327,25 @@ impl VhostDevice {
                 model.config.borrow_mut().write(offset, content).map_err(|refusal| refusal.to_string())
             }
             DeviceModel::Scsi(model) => model.write_config(offset, content),
+        }
+    }
+
+    /// Restores what the driver had written of the configuration space, out of all of it, on the destination of a migration.
+    ///
+    /// # Errors
+    /// Text that says what cannot be restored.
+    pub(super) fn restore_config(&self, offset: u32, content: &[u8]) -> Result<(), String> {
+        let writable = match &self.model {
+            DeviceModel::Block(_) => BlockConfig::WRITABLE,
+            DeviceModel::Scsi(_) => ScsiConfig::WRITABLE,
+        };
+        // Other fields differ between devices.
+        let offset = offset as usize;
+        let begin = writable.start.max(offset);
+        let end = writable.end.min(offset.saturating_add(content.len()));
+        match content.get(begin - offset..end.saturating_sub(offset)) {
+            Some(bytes) if !bytes.is_empty() => self.write_config(begin as u32, bytes),
+            _ => Ok(()),
         }
     }
 

@@ -201,6 +201,26 @@ fn fields_have_the_sizes_that_the_driver_writes() {
 }
 
 #[test]
+fn a_migration_restores_the_sizes_and_no_other_field() {
+    const MIGRATION: u32 = 1;
+    let server = OurServer::start_scsi(2, 1);
+    let mut host = connect(&server, &FrontEndOptions::scsi(1));
+    let len = host.front_end.config_bytes.len();
+    let mut content = vec![0xFF; len];
+    content[20..28].copy_from_slice(&[128_u32.to_le_bytes(), 64_u32.to_le_bytes()].concat());
+    host.front_end.set_config(0, MIGRATION, &content).expect("restored");
+    host.sizes = ScsiFieldSizes { sense: 128, cdb: 64 };
+    let found = host.front_end.get_config(0, len as u32).expect("told");
+    assert_eq!(found[20..28], content[20..28]);
+    assert_eq!((&found[..20], &found[28..]), (&host.front_end.config_bytes[..20], &host.front_end.config_bytes[28..]));
+    host.ready(0).expect("commands have these sizes");
+    // Parts of it that a driver cannot write are of no account.
+    host.front_end.set_config(0, MIGRATION, &[0xFF; 4]).expect("nothing to restore");
+    host.front_end.set_config(28, MIGRATION, &[0xFF; 4]).expect("nothing to restore");
+    host.ready(0).expect("ready");
+}
+
+#[test]
 fn a_reservation_keeps_the_other_host_out() {
     let server = OurServer::start_scsi(1, 1);
     let [mut first, mut second] = two_hosts(&server);
