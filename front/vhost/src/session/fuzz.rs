@@ -63,7 +63,7 @@ struct FuzzedConnection {
     /// Regions of memory that were mapped.
     regions: Vec<RegionPlace>,
     iotlb: Iotlb,
-    /// Whether each ring has had a kick descriptor since it was stopped.
+    /// Set, for each ring, once it has had a kick descriptor since it was stopped.
     kicked: Vec<bool>,
 }
 

@@ -35,9 +35,9 @@ pub enum FrontEndStage {
 /// Type of a virtio device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VirtioDeviceType {
-    /// virtio-blk.
+    /// Disk: virtio-blk.
     Block,
-    /// virtio-scsi.
+    /// Controller with disks: virtio-scsi.
     Scsi,
 }
 

@@ -56,7 +56,7 @@ pub struct ScsiHostCommand {
     pub tag: Option<u64>,
     /// Task attribute.
     pub attribute: u8,
-    /// Priority.
+    /// Priority of the command.
     pub priority: u8,
     /// Command reference number.
     pub reference: u8,
