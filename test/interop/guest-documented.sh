@@ -107,6 +107,7 @@ given() {
     'Images') serve "forebay serve --data $DATA"; head -c 4M /dev/urandom >debian.raw; truncate -s 64M debian.raw ;;
     'A block device of this machine') serve "forebay serve --data $DATA"; create local/disk1 ;;
     'Virtual machines of this machine') serve "forebay serve --data $DATA"; create local/vm1; mkdir -p /run/forebay ;;
+    'virtio-scsi controllers') serve "forebay serve --data $DATA"; create local/vm1 local/data; mkdir -p /run/forebay ;;
     'The shapes of rbd' | 'Snapshots') serve "forebay serve --data $DATA"; create local/disk1 ;;
     'Clones') serve "forebay serve --data $DATA"; create local/golden ;;
     'Groups') serve "forebay serve --data $DATA"; create local/tables local/journal ;;
@@ -158,6 +159,10 @@ holds() {
     'Virtual machines of this machine')
       [[ $(forebay targets --format json) == '[]' && ! -e /run/forebay/vm1.sock ]] || fail "the export and its socket are gone"
       [[ $(forebay info local/vm1 --format json | jq .size) == $((40 << 30)) ]] || fail "the size" ;;
+    'virtio-scsi controllers')
+      [[ $(forebay targets --format json | jq -r '.[].uri' | grep -c 'vm1-scsi.sock?lun=[01]$') == 2 ]] || fail "two units are left"
+      forebay detach local/vm1 local/data
+      [[ ! -e /run/forebay/vm1-scsi.sock ]] || fail "the socket goes with the last unit" ;;
     'Snapshots')
       [[ $(forebay snap ls local/disk1 --format json) == '[]' ]] || fail "all snapshots are gone"
       [[ -e monday.raw ]] || fail "what was exported" ;;
