@@ -589,5 +589,7 @@ mod tests {
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--vhost"]).is_err());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd", "--queues", "4"]).is_err());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--vhost", "x.sock", "--lun", "4"]).is_err());
+        assert!(Cli::try_parse_from(["forebay", "attach", "x", "--vhost", "x.sock", "--scsi", "--lun", "4"]).is_ok());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd", "--scsi"]).is_err());
     }
 }

@@ -57,7 +57,7 @@ pub struct AttachArgs {
     pub uuid: Option<String>,
 
     /// Export it over iSCSI, as a unit of a target
-    #[arg(long, group = "front")]
+    #[arg(long, groups = ["front", "units"])]
     pub iscsi: bool,
 
     /// The iSCSI target that it is a unit of [default: the target of the configuration]
@@ -65,7 +65,7 @@ pub struct AttachArgs {
     pub target: Option<String>,
 
     /// Its unit number at an iSCSI target or a controller, from 0 to 16383; if left out the one it had before, or the lowest that none had
-    #[arg(long, value_name = "N", value_parser = units(Front::Iscsi), conflicts_with_all = ["nbd", "nvme"])]
+    #[arg(long, value_name = "N", value_parser = units(Front::Iscsi), requires = "units", conflicts_with_all = ["nbd", "nvme"])]
     pub lun: Option<u32>,
 
     /// An initiator that sees it, by name; may be repeated, and end in * [default: all do]
@@ -78,7 +78,7 @@ pub struct AttachArgs {
 
     /// Export it as a unit of a virtio-scsi controller, which all images with that PATH are units of, instead of as a
     /// virtio-blk disk
-    #[arg(long, requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"])]
+    #[arg(long, group = "units", requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"])]
     pub scsi: bool,
 
     /// The number of queues that the virtual machine may use, from 1 to 64 [default: one for each processor, up to 8]

@@ -54,7 +54,7 @@ fn units_share_a_socket_and_keep_their_numbers() {
     refused(&[&other[..], &["--scsi", "--socket-mode", "0660"]].concat(), 5, "other options");
     refused(&[&other[..], &["--scsi", "--lun", "300"]].concat(), 5, "local/z's already");
     refused(&[&other[..], &["--scsi", "--lun", "16384"]].concat(), 2, "16383");
-    refused(&["attach", "other", "--vhost", "blk.sock", "--lun", "1"], 2, "no number");
+    refused(&["attach", "other", "--vhost", "blk.sock", "--lun", "1"], 2, "--scsi");
     refused(&["attach", "other", "--nbd", "--lun", "1"], 2, "--lun");
     refused(&["attach", "other", "--iscsi", "--scsi"], 2, "--scsi");
     site.run(&["attach", "other", "--vhost", "blk.sock"]).ok();
