@@ -28,6 +28,8 @@ const MARK: &str = shell::STAGE;
 const CPU_INTERVAL: Duration = Duration::from_millis(500);
 /// Memory that a stage may take, in GiB: a guest, or a cluster with its clients.
 const STAGE_GIB: usize = 3;
+/// Cores by which loads may exceed those that there are.
+const ROUNDING: f64 = 0.05;
 /// Time between SIGTERM and SIGKILL of a stage.
 const LAST_WORDS: Duration = Duration::from_secs(15);
 
@@ -64,15 +66,7 @@ pub(super) fn execute(stages: &[Stage], lengths: Lengths, logs: &Path) -> Result
     let clock = logs.join("quiet-clock");
     quiet::publish(&clock)?;
     let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
-    let run = Mutex::new(Run {
-        stages,
-        lengths,
-        progress: vec![Progress::Waiting; stages.len()],
-        reports: stages.iter().map(|_| Report::new(Ending::Skipped)).collect(),
-        speed: Speed::default(),
-        cores,
-        most: (memory_gib() / STAGE_GIB).clamp(2, 3 * cores),
-    });
+    let run = Mutex::new(Run::new(stages, lengths, cores, (memory_gib() / STAGE_GIB).clamp(2, 3 * cores)));
     let changed = Condvar::new();
     std::thread::scope(|scope| {
         let mut state = run.lock().expect("no stage panics");
@@ -95,20 +89,37 @@ pub(super) fn execute(stages: &[Stage], lengths: Lengths, logs: &Path) -> Result
     Ok(run.into_inner().expect("no stage panics").reports)
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(stages: &'a [Stage], lengths: Lengths, cores: usize, most: usize) -> Self {
+        Self {
+            stages,
+            lengths,
+            progress: vec![Progress::Waiting; stages.len()],
+            reports: stages.iter().map(|_| Report::new(Ending::Skipped)).collect(),
+            speed: Speed::default(),
+            cores,
+            most,
+        }
+    }
+
     /// Returns the next stage to begin, with its length; settles on the way what can no longer run.
     fn next(&mut self) -> Option<(usize, Length)> {
         self.leave_out();
         // Cores that a build waits for.
         let mut reserved: f64 = 0.0;
+        // Cores that an earlier test waits for which needs more than one: small stages would never leave them free at once.
+        let mut held: f64 = 0.0;
         for index in 0..self.stages.len() {
             let stage = &self.stages[index];
             if !matches!(self.progress[index], Progress::Waiting) || !self.ready(index) {
                 continue;
             }
-            if !self.fits(stage, reserved) {
+            let beside_held = stage.load == 0.0 || !stage.counted || held + stage.load <= self.cores as f64 + ROUNDING;
+            if !self.fits(stage, reserved) || !beside_held {
                 if !stage.counted {
                     reserved = reserved.max(stage.load);
+                } else if stage.load > 1.0 {
+                    held = held.max(stage.load);
                 }
                 continue;
             }
@@ -148,7 +159,7 @@ impl Run<'_> {
         let (builds, tests): (Vec<&Stage>, Vec<&Stage>) = running().partition(|stage| !stage.counted);
         let load = |stages: &[&Stage]| stages.iter().map(|stage| stage.load).sum::<f64>();
         let busy = load(&tests) + load(&builds).max(reserved);
-        stage.load == 0.0 || (busy + stage.load <= self.cores as f64 + 0.05 && running().count() < self.most)
+        stage.load == 0.0 || (busy + stage.load <= self.cores as f64 + ROUNDING && running().count() < self.most)
     }
 
     fn index_of(&self, name: &str) -> Option<usize> {
@@ -403,6 +414,30 @@ mod tests {
             ("clock", Ending::Passed),
         ];
         assert_eq!(endings(&stages, Lengths::All(Length::USUAL)), expected);
+    }
+
+    #[test]
+    fn small_stages_leave_an_earlier_one_the_cores_that_it_waits_for() {
+        let stages = [
+            Stage::tests("first", "", &[], sh("true")).busy(0.5),
+            Stage::tests("large", "", &[], sh("true")).busy(1.7),
+            Stage::tests("small", "", &[], sh("true")).busy(0.5),
+            Stage::tests("tiny", "", &[], sh("true")).busy(0.3),
+        ];
+        let mut run = Run::new(&stages, Lengths::All(Length::USUAL), 2, 6);
+        let begin = |run: &mut Run<'_>| {
+            let (index, length) = run.next()?;
+            run.begin(index, length);
+            Some(stages[index].name)
+        };
+        assert_eq!(begin(&mut run), Some("first"));
+        assert_eq!(begin(&mut run), Some("tiny"), "it may run beside the large one, too");
+        assert_eq!(begin(&mut run), None, "the small one would keep the large one waiting");
+        run.end(0, Report::new(Ending::Passed));
+        assert_eq!(begin(&mut run), Some("large"));
+        assert_eq!(begin(&mut run), None);
+        run.end(1, Report::new(Ending::Passed));
+        assert_eq!(begin(&mut run), Some("small"));
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn first() -> Vec<Stage> {
             test.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
             Ok(test)
         })
-        .takes(200)
+        .takes(330)
         .busy(1.7),
     ]
 }
