@@ -1,7 +1,7 @@
 //! virtio-scsi controllers: each is a socket, and a SCSI target whose units are the exports with that socket.
 //!
 //! 1. A controller exists as long as it has units, and afterwards until its front-ends are gone.
-//! 2. A unit is in `luns` of one controller exactly as long as its device is in `devices`.
+//! 2. The catalog and the targets say which units there are; each of them has its device in `devices`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -36,10 +36,19 @@ struct VhostController {
     target: ScsiTarget,
     socket: VhostSocket,
     queues: u16,
-    /// Numbers of the units, by name.
-    luns: BTreeMap<String, u16>,
     /// Set once the server has the controller.
     served: bool,
+}
+
+impl VhostController {
+    /// Returns whether its last unit was removed.
+    fn is_unused(&self) -> bool {
+        self.target.unit_count() == 0
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.target.units().into_iter().map(|unit| unit.name).collect()
+    }
 }
 
 /// Unit that was removed from its controller.
@@ -90,7 +99,7 @@ impl VhostControllers {
         let lun = exported.unit.ok_or_else(|| Failure::invalid("a unit of a vhost controller without a number"))?;
         let mut controllers = self.controllers.borrow_mut();
         let known = controllers.get(path);
-        if known.is_some_and(|controller| controller.luns.is_empty()) {
+        if known.is_some_and(VhostController::is_unused) {
             let what = format!("the controller of the socket {} is just ending", path.display());
             return Err(Failure::new(FailureKind::Busy, what).hint("try again"));
         }
@@ -113,19 +122,12 @@ impl VhostControllers {
             space: self.spaces.of(&exported.spec.pool),
             initiators: Vec::new(),
         };
-        let unit = match target.add(lun, spec) {
-            Ok(unit) => unit,
-            Err(error) => {
-                self.devices.0.borrow_mut().remove(&name);
-                return Err(Failure::invalid(error.to_string()));
-            }
-        };
-        if let Some(controller) = controllers.get_mut(path) {
-            controller.luns.insert(name, unit.lun());
-            return Ok(());
+        if let Err(error) = target.add(lun, spec) {
+            self.devices.0.borrow_mut().remove(&name);
+            return Err(Failure::invalid(error.to_string()));
         }
-        let (socket, queues, luns) = (binding.socket.clone(), binding.queues, BTreeMap::from([(name, unit.lun())]));
-        controllers.insert(path.clone(), VhostController { target, socket, queues, luns, served: false });
+        let (socket, queues) = (binding.socket.clone(), binding.queues);
+        controllers.entry(path.clone()).or_insert(VhostController { target, socket, queues, served: false });
         Ok(())
     }
 
@@ -162,25 +164,28 @@ impl VhostControllers {
     /// Returns the names of a controller's units.
     pub(super) fn names(&self, path: &Path) -> Vec<String> {
         let controllers = self.controllers.borrow();
-        controllers.get(path).map(|controller| controller.luns.keys().cloned().collect()).unwrap_or_default()
+        controllers.get(path).map(VhostController::names).unwrap_or_default()
     }
 
     /// Removes a controller that cannot be served, with its units.
     pub(super) fn lose(&self, path: &Path) {
         let Some(controller) = self.controllers.borrow_mut().remove(path) else { return };
+        let names = controller.names();
         drop(controller.target.remove_all());
-        controller.luns.into_keys().for_each(|name| drop(self.devices.0.borrow_mut().remove(&name)));
+        names.iter().for_each(|name| drop(self.devices.0.borrow_mut().remove(name)));
     }
 
     /// Removes a unit, if there is one of that name.  Returns whether there was, and the socket if that was its last one.
     pub(super) fn remove(&self, name: &str) -> Option<Option<PathBuf>> {
-        let mut controllers = self.controllers.borrow_mut();
-        let (path, controller) = controllers.iter_mut().find(|(_, controller)| controller.luns.contains_key(name))?;
-        let gone = controller.luns.remove(name).and_then(|lun| controller.target.remove(lun));
+        let (path, lun) = self.place(name)?;
+        let controllers = self.controllers.borrow();
+        let controller = controllers.get(&path)?;
+        let gone = controller.target.remove(lun);
         let device = self.devices.0.borrow_mut().remove(name);
         drop(device);
-        self.removed.borrow_mut().insert(name.to_owned(), RemovedUnit { path: path.clone(), gone });
-        Some(controller.luns.is_empty().then(|| path.clone()))
+        let last_of = controller.is_unused().then(|| path.clone());
+        self.removed.borrow_mut().insert(name.to_owned(), RemovedUnit { path, gone });
+        Some(last_of)
     }
 
     /// Waits until no session uses a removed unit, and calls `end` with the socket of a controller that has no other.
@@ -190,8 +195,7 @@ impl VhostControllers {
             // Sessions keep the other units; they have released this one.
             let _ = gone.await;
         }
-        let is_unused = |controller: &VhostController| controller.luns.is_empty();
-        if self.controllers.borrow().get(&path).is_some_and(is_unused)
+        if self.controllers.borrow().get(&path).is_some_and(VhostController::is_unused)
             && !self.removed.borrow().values().any(|other| other.path == path)
         {
             end(&path).await;
@@ -208,8 +212,8 @@ impl VhostControllers {
 
     /// Returns the socket and the number of a unit.
     pub(super) fn place(&self, name: &str) -> Option<(PathBuf, u16)> {
-        let controllers = self.controllers.borrow();
-        controllers.iter().find_map(|(path, controller)| Some((path.clone(), *controller.luns.get(name)?)))
+        let unit = self.catalog.unit_by_name(name)?;
+        Some((unit.target().into(), unit.lun()))
     }
 
     /// Returns the number of controllers.
