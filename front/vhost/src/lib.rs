@@ -5,6 +5,7 @@
 //! guest's memory, [`stats`] the counters.  Supported and omitted features are listed in `docs/design/vhost.md`.
 
 pub mod block;
+mod config_space;
 pub mod dirty_log;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;

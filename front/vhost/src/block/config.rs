@@ -7,6 +7,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::{RANGE_SECTORS_MAX, RANGES_MAX, SECTOR, SEGMENT_BYTES_MAX, SEGMENTS_MAX, feature};
+use crate::config_space;
 
 /// Bytes of the configuration space up to the fields of secure erase, which the device does not support.
 pub const BLOCK_CONFIG_LEN: usize = size_of::<BlockConfigFields>();
@@ -148,11 +149,7 @@ impl BlockConfig {
 
     /// Copies the bytes from `offset` on; those past the known fields are zero.
     pub fn read(&self, offset: u32, to: &mut [u8]) {
-        let bytes = self.bytes();
-        let known = bytes.get(offset as usize..).unwrap_or_default();
-        let len = known.len().min(to.len());
-        to[..len].copy_from_slice(&known[..len]);
-        to[len..].fill(0);
+        config_space::copy(&self.bytes(), offset, to);
     }
 
     /// Writes bytes at `offset`, as the driver does.

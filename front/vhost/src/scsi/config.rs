@@ -10,12 +10,10 @@ use super::{
     CDB_SIZE, CDB_SIZE_MAX, CDB_SIZE_MIN, COMMANDS_PER_UNIT, EVENT_LEN, SECTORS_MAX, SEGMENTS_MAX, SENSE_SIZE,
     SENSE_SIZE_MAX, feature,
 };
+use crate::config_space;
 
 /// Bytes of the configuration space.
 pub const SCSI_CONFIG_LEN: usize = size_of::<ScsiConfigFields>();
-
-/// Bytes of the fields that drivers write, `sense_size` and `cdb_size`.
-const WRITABLE: Range<usize> = 20..28;
 
 /// Layout of `struct virtio_scsi_config`.
 #[derive(Debug, Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -66,8 +64,8 @@ pub struct ScsiConfig {
 }
 
 impl ScsiConfig {
-    /// Bytes that a driver may write.
-    pub const WRITABLE: Range<usize> = WRITABLE;
+    /// Bytes that a driver may write: `sense_size` and `cdb_size`.
+    pub const WRITABLE: Range<usize> = 20..28;
 
     /// Creates the configuration of a device with `queues` request queues.
     pub fn new(queues: u16) -> Self {
@@ -111,11 +109,7 @@ impl ScsiConfig {
 
     /// Copies the bytes from `offset` on; those past the known fields are zero.
     pub fn read(&self, offset: u32, to: &mut [u8]) {
-        let bytes = self.bytes();
-        let known = bytes.get(offset as usize..).unwrap_or_default();
-        let len = known.len().min(to.len());
-        to[..len].copy_from_slice(&known[..len]);
-        to[len..].fill(0);
+        config_space::copy(&self.bytes(), offset, to);
     }
 
     /// Writes bytes at `offset`, as the driver does.  They may contain other fields than those that can be written,
@@ -129,7 +123,9 @@ impl ScsiConfig {
         let at = offset as usize;
         let to = at.checked_add(bytes.len()).and_then(|end| after.get_mut(at..end)).ok_or(not_writable)?;
         to.copy_from_slice(bytes);
-        if before[..WRITABLE.start] != after[..WRITABLE.start] || before[WRITABLE.end..] != after[WRITABLE.end..] {
+        if before[..Self::WRITABLE.start] != after[..Self::WRITABLE.start]
+            || before[Self::WRITABLE.end..] != after[Self::WRITABLE.end..]
+        {
             return Err(not_writable);
         }
         let fields = ScsiConfigFields::read_from_bytes(&after).expect("bytes of a configuration");

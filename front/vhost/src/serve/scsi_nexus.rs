@@ -279,7 +279,7 @@ impl ScsiModel {
 
     /// Ends the session, as a reset of the device does.
     pub(super) fn reset(&self) {
-        *self.config.borrow_mut() = ScsiConfig::new(self.queues);
+        self.config.borrow_mut().reset();
         self.end();
     }
 

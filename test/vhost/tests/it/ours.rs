@@ -21,7 +21,7 @@ fn soon() -> Instant {
 }
 
 /// Waits until a condition holds.
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = soon();
     while !condition() {
         assert!(Instant::now() < deadline, "{what}: not in time");

@@ -3,7 +3,7 @@
 //! [`OurServer::start_scsi`] starts two devices that lead to the same units, 0 and up, for two initiators.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_load::Dice;
 use forebay_vhost_host::block::SECTOR;
@@ -18,6 +18,7 @@ use forebay_vhost_host::{
     FrontEnd, FrontEndOptions, FrontEndStage, ScsiHost, ScsiHostCommand, ScsiHostCompletion, ScsiHostControl,
 };
 
+use crate::ours::eventually;
 use crate::server::{OurServer, SIZE};
 
 /// Features that change how rings work.
@@ -37,15 +38,6 @@ fn two_hosts(server: &OurServer) -> [ScsiHost; 2] {
         host.ready(0).expect("ready");
         host
     })
-}
-
-/// Waits until a condition holds.
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what}: not in time");
-        std::thread::yield_now();
-    }
 }
 
 /// Writes and reads at random places with random segmentation, against a copy in memory.
