@@ -28,16 +28,7 @@ ask "$FOREBAY" attach local/first local/second --vhost "$SOCKET" --scsi --queues
 [[ $(<"$WORK/out") == *"scsi.sock?lun=0"*"scsi.sock?lun=1"* ]] || fail "the units are $(<"$WORK/out")"
 mkdir "$WORK/share"
 VHOST="scsi:$SOCKET,num_queues=2" SHARE=$WORK/share MEM=1G TIMEOUT=240 start_guest "$WORK/console" guest-vhost-scsi-inside.sh
-while kill -0 "$GUEST" 2>/dev/null; do
-  if [[ -e $WORK/share/ask ]]; then
-    mapfile -t words <"$WORK/share/ask"
-    rm "$WORK/share/ask"
-    serve "${words[@]}"
-    echo 0 >"$WORK/share/answer.new" && mv "$WORK/share/answer.new" "$WORK/share/answer"
-  fi
-  sleep 0.05
-done
-await_guest
+serve_guest
 
 ask "$FOREBAY" reservations ls local/second --format json
 [[ $(<"$WORK/out") == *naa:3* ]] || fail "the guest's reservation has not lasted: $(<"$WORK/out")"

@@ -34,16 +34,7 @@ fi
 mkdir "$WORK/share"
 VHOST=$devices SHARE=$WORK/share MEM=1G TIMEOUT=240 start_guest "$WORK/console" guest-vhost-inside.sh \
   "$BACKEND" $QUEUES "${disks[@]}"
-while kill -0 "$GUEST" 2>/dev/null; do
-  if [[ -e $WORK/share/ask ]]; then
-    mapfile -t words <"$WORK/share/ask"
-    rm "$WORK/share/ask"
-    serve "${words[@]}"
-    echo 0 >"$WORK/share/answer.new" && mv "$WORK/share/answer.new" "$WORK/share/answer"
-  fi
-  sleep 0.05
-done
-await_guest
+serve_guest
 
 for disk in "${disks[@]}"; do
   image=${disk#*:}

@@ -138,6 +138,20 @@ until_guest() { # SECONDS CONSOLE TEXT
 await_guest() {
   wait "$GUEST" || fail "the guest ended with $?"
 }
+# Does what the guest asks for with `serve WORDS...` of the script, until its end, which must be a good one.
+serve_guest() {
+  local words
+  while kill -0 "$GUEST" 2>/dev/null; do
+    if [[ -e $WORK/share/ask ]]; then
+      mapfile -t words <"$WORK/share/ask"
+      rm "$WORK/share/ask"
+      serve "${words[@]}"
+      echo 0 >"$WORK/share/answer.new" && mv "$WORK/share/answer.new" "$WORK/share/answer"
+    fi
+    sleep 0.05
+  done
+  await_guest
+}
 end_guests() {
   local guest
   for guest in "${GUESTS[@]}"; do end_tree "$guest"; done
