@@ -22,10 +22,8 @@ reserve() { # DISK
   python3 - "/dev/$1" <<'P'
 import fcntl, os, struct, sys
 disk = os.open(sys.argv[1], os.O_RDWR)
-# The kernel returns the SCSI status: a unit attention, as after a disk was added, is no error to it, and is asked again.
-for call, argument in ((0x401870c8, struct.pack("QQII", 0, 0xf0e, 0, 0)), (0x401070c9, struct.pack("QII", 0xf0e, 1, 0))):
-    if all(fcntl.ioctl(disk, call, argument) for _ in range(8)):
-        sys.exit(f"ioctl {call:#x} fails")
+fcntl.ioctl(disk, 0x401870c8, struct.pack("QQII", 0, 0xf0e, 0, 0))
+fcntl.ioctl(disk, 0x401070c9, struct.pack("QII", 0xf0e, 1, 0))
 P
 }
 
