@@ -17,13 +17,28 @@ no_errors() { ! dmesg | grep -iE 'I/O error|EXT4-fs (error|warning)|Buffer I/O|b
 find_disk() { [[ -b /dev/$(basename "/sys/bus/scsi/devices/"*":0:0:$1/block/"* 2>/dev/null) ]]; }
 disk_of() { basename "/sys/bus/scsi/devices/"*":0:0:$1/block/"*; }
 number() { basename "$(readlink -f "/sys/block/$1/device")"; }
-# Asks for a persistent reservation of a disk, as pr_ops does (linux/pr.h).
+# Asks for a persistent reservation of a disk, as pr_ops does (linux/pr.h).  A status other than GOOD is a positive result; a
+# unit attention, as after a change of the controller's units, is one, and the command is then to be sent again.
 reserve() { # DISK
   python3 - "/dev/$1" <<'P'
 import fcntl, os, struct, sys
+
+IGNORE_KEY = 1
+ATTEMPTS = 8
+
 disk = os.open(sys.argv[1], os.O_RDWR)
-fcntl.ioctl(disk, 0x401870c8, struct.pack("QQII", 0, 0xf0e, 0, 0))
-fcntl.ioctl(disk, 0x401070c9, struct.pack("QII", 0xf0e, 1, 0))
+
+def ask(what, operation, argument):
+    for _ in range(ATTEMPTS):
+        # Of immutable bytes the result would be these, not the status.
+        status = fcntl.ioctl(disk, operation, bytearray(argument))
+        if status == 0:
+            return
+        print(f"{what}: SCSI status {status:#x}", file=sys.stderr)
+    sys.exit(f"{what} is refused")
+
+ask("the registration", 0x401870C8, struct.pack("=QQII", 0, 0xF0E, IGNORE_KEY, 0))
+ask("the reservation", 0x401070C9, struct.pack("=QII", 0xF0E, 1, 0))
 P
 }
 
