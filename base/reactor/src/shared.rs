@@ -9,6 +9,7 @@ mod guard;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use crate::buf::BufMut;
@@ -24,13 +25,20 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// [`Ordering`] says; copies are not atomic, and one that races with a write may see any mixture of old and new bytes.
 #[derive(Debug)]
 pub struct GuardedMapping {
+    /// First byte of the range that was asked for; pages are mapped as a whole.
+    start: NonNull<u8>,
+    len: usize,
+    /// Pages, which live as long as any mapping of them.
+    pages: Arc<GuardedPages>,
+}
+
+/// Pages of mappings.
+#[derive(Debug)]
+struct GuardedPages {
     /// First page.
     base: NonNull<u8>,
     /// Length of all pages, in bytes.
     mapped: usize,
-    /// First byte of the range that was asked for; pages are mapped as a whole.
-    start: NonNull<u8>,
-    len: usize,
     /// Registration for faults; memory of this process alone has none.
     slot: Option<GuardSlot>,
 }
@@ -39,6 +47,10 @@ pub struct GuardedMapping {
 unsafe impl Send for GuardedMapping {}
 // SAFETY: as above.  Every access is atomic, or a copy between it and private memory, whose bytes may be arbitrary.
 unsafe impl Sync for GuardedMapping {}
+// SAFETY: only their end uses the pages, and it comes once, after the last mapping's.
+unsafe impl Send for GuardedPages {}
+// SAFETY: as above; whether they are lost is in an atomic.
+unsafe impl Sync for GuardedPages {}
 
 impl GuardedMapping {
     /// Maps `len` bytes of `file` from `offset`, which needs no alignment.
@@ -61,12 +73,12 @@ impl GuardedMapping {
         let base = map_pages(mapped, libc::MAP_SHARED, file.as_raw_fd(), first)?;
         // SAFETY: the head is shorter than the first page.
         let start = unsafe { base.add(head as usize) };
-        let mut mapping = Self { base, mapped, start, len: len as usize, slot: None };
+        let mut pages = GuardedPages { base, mapped, slot: None };
         // Otherwise a core dump of this process would contain the other's memory.  A failure costs only that.
         // SAFETY: the range was just mapped, and the advice changes no content.
         unsafe { libc::madvise(base.as_ptr().cast(), mapped, libc::MADV_DONTDUMP) };
-        mapping.slot = Some(GuardSlot::register(base.as_ptr(), mapped, page)?);
-        Ok(mapping)
+        pages.slot = Some(GuardSlot::register(base.as_ptr(), mapped, page)?);
+        Ok(Self { start, len: len as usize, pages: Arc::new(pages) })
     }
 
     /// Returns `len` bytes of zeroed memory that no other process shares.
@@ -77,7 +89,7 @@ impl GuardedMapping {
         let mapped = len.checked_next_multiple_of(system_page()).filter(|&mapped| mapped > 0);
         let mapped = mapped.ok_or_else(|| refused(format!("cannot map {len} bytes")))?;
         let base = map_pages(mapped, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)?;
-        Ok(Self { base, mapped, start: base, len, slot: None })
+        Ok(Self { start: base, len, pages: Arc::new(GuardedPages { base, mapped, slot: None }) })
     }
 
     /// Creates a sealed memory file of `len` bytes, which can neither shrink nor grow; returns its mapping and its
@@ -100,6 +112,11 @@ impl GuardedMapping {
         Ok((Self::map(fd.as_fd(), 0, len)?, fd))
     }
 
+    /// Returns another mapping of the same range, for another core: one core need not count uses by atomics.
+    pub fn share(&self) -> Self {
+        Self { start: self.start, len: self.len, pages: self.pages.clone() }
+    }
+
     /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
@@ -116,7 +133,7 @@ impl GuardedMapping {
     /// are in place of that page and of all after it.
     #[inline]
     pub fn is_lost(&self) -> bool {
-        self.slot.as_ref().is_some_and(GuardSlot::is_lost)
+        self.pages.slot.as_ref().is_some_and(GuardSlot::is_lost)
     }
 
     /// Returns whether the byte at `at` is aligned in memory: the mapping begins in the middle of a page if its offset
@@ -263,7 +280,7 @@ impl GuardedMapping {
     }
 }
 
-impl Drop for GuardedMapping {
+impl Drop for GuardedPages {
     fn drop(&mut self) {
         // Before its addresses can belong to another mapping.
         self.slot = None;

@@ -212,6 +212,27 @@ fn threads_lose_mappings_at_the_same_time() {
 }
 
 #[test]
+fn another_core_has_the_same_pages() {
+    let file = filled_file(3 * PAGE);
+    let mapping = GuardedMapping::map(file.as_fd(), 7, 2 * PAGE as u64).expect("mapped");
+    let other = mapping.share();
+    mapping.write(0, b"first");
+    drop(mapping);
+    // The pages outlive the mapping that they were made for.
+    let third = std::thread::spawn(move || {
+        assert_eq!((other.len(), bytes(&other, 0, 5)), (2 * PAGE, b"first".to_vec()));
+        other.write(0, b"other");
+        other.share()
+    });
+    let third = third.join().expect("no panic");
+    assert_eq!(bytes(&third, 0, 6), [b"other", &[pattern(12)][..]].concat());
+    let fourth = third.share();
+    file.set_len(PAGE as u64).expect("truncated");
+    assert_eq!(bytes(&third, PAGE, 10), [0; 10]);
+    assert!(third.is_lost() && fourth.is_lost(), "all of them have lost the pages");
+}
+
+#[test]
 fn huge_pages_are_lost_as_a_whole() {
     const HUGE: usize = 2 << 20;
     let flags = libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
