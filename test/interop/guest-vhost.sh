@@ -21,7 +21,8 @@ serve() { # WORDS...
   esac
 }
 
-start_backend
+# Each disk has a queue on each core.
+start_backend --cores $QUEUES
 create local/split 256M
 attach local/split "$WORK/split.sock" $QUEUES
 devices="$WORK/split.sock,num-queues=$QUEUES" disks=(vda=split:local/split)

@@ -25,6 +25,11 @@ impl DirtyLog {
         Self { bits }
     }
 
+    /// Returns another mapping of the bits, for the log of another core.
+    pub fn share(&self) -> GuardedMapping {
+        self.bits.share()
+    }
+
     /// Marks `len` bytes from a guest address as written.  Pages past the log's end are not logged: the front-end has
     /// sized it for all of the guest's memory.
     pub fn mark(&self, guest: u64, len: u64) {

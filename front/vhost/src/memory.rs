@@ -95,6 +95,11 @@ impl GuestRegion {
     pub fn place(&self) -> &RegionPlace {
         &self.place
     }
+
+    /// Returns the location and another mapping of it, for another core.
+    pub fn share(&self) -> (RegionPlace, GuardedMapping) {
+        (self.place, self.mapping.share())
+    }
 }
 
 /// Contiguous bytes of guest memory.

@@ -1,11 +1,15 @@
-//! vhost-user server of one core: a socket for each export.  The only module of this crate that performs I/O or waits.
+//! vhost-user server: a socket for each export, on one core, and its queues on several.  The only module of this crate that
+//! performs I/O or waits.
 
 mod backend_channel;
 mod connection;
 mod device;
+mod device_copy;
 mod queue;
+mod queue_slot;
 mod ring_owner;
 mod scsi_nexus;
+mod spread;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,15 +20,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::BlockDevice;
-use forebay_reactor::{Addr, Listener, Stream, fs, sleep, spawn, wall_clock};
+use forebay_reactor::{Addr, CoreHandle, Listener, Stream, fs, sleep, spawn, wall_clock};
 use forebay_scsi::{LogicalUnits, ScsiTarget};
 use forebay_serve::{ConnectionStopSignal, ServerConnections};
 
 use crate::block::PayloadPools;
 use crate::stats::VhostStats;
 use connection::{ConnectionNumbers, VhostConnection};
-use device::VhostDevice;
-use ring_owner::RingOwner;
+use device::{FrontEndChannel, VhostDevice};
+use ring_owner::{RingClaim, RingOwner};
+use spread::QueueSpread;
 
 /// Maximum queues of a device.
 pub const QUEUES_MAX: u16 = 64;
@@ -114,13 +119,19 @@ struct ServedExport {
     export: VhostExport,
     socket: VhostSocket,
     owner: Rc<RingOwner>,
+    /// Cores of its queues, if some are on others than this one.
+    spread: Option<QueueSpread>,
     connections: Rc<ServerConnections<Rc<ConnectionStopSignal>>>,
     /// Set once no front-end is taken any more.
     withdrawn: Cell<bool>,
 }
 
-/// Server of one core.
+/// Server of exports.
 pub struct VhostServer {
+    /// Cores for queues.
+    cores: Vec<CoreHandle>,
+    /// Number of exports that were added so far.
+    added: Cell<usize>,
     exports: RefCell<BTreeMap<String, Rc<ServedExport>>>,
     pools: Rc<PayloadPools>,
     numbers: ConnectionNumbers,
@@ -136,8 +147,14 @@ impl fmt::Debug for VhostServer {
 impl VhostServer {
     /// Creates a server without exports.
     pub fn new(stats: VhostStats) -> Rc<Self> {
-        let (exports, pools) = (RefCell::default(), Rc::new(PayloadPools::new()));
-        Rc::new(Self { exports, pools, numbers: ConnectionNumbers::default(), stats })
+        Self::on_cores(stats, Vec::new())
+    }
+
+    /// Creates a server without exports, whose virtio-blk queues will be distributed over `cores`.  Requests of those on
+    /// other cores reach their volumes by messages to this one.
+    pub fn on_cores(stats: VhostStats, cores: Vec<CoreHandle>) -> Rc<Self> {
+        let (exports, pools, added) = (RefCell::default(), Rc::new(PayloadPools::new()), Cell::new(0));
+        Rc::new(Self { cores, added, exports, pools, numbers: ConnectionNumbers::default(), stats })
     }
 
     /// Serves an export on a socket, which is bound when this returns; a socket to connect to need not exist yet.
@@ -171,7 +188,9 @@ impl VhostServer {
             }
             VhostSocket::Connect { .. } => None,
         };
+        let first = self.added.replace(self.added.get() + 1);
         let served = Rc::new(ServedExport {
+            spread: QueueSpread::new(&export, &self.cores, first),
             export,
             socket,
             owner: Rc::default(),
@@ -246,11 +265,14 @@ impl VhostServer {
             VhostVolume::Block { .. } => "blk",
             VhostVolume::Scsi(_) => "scsi",
         };
-        let stats = self.stats.enter(name.clone(), kind, None, wall_clock());
+        let stats = Rc::new(self.stats.enter(name.clone(), kind, None, wall_clock()));
         let connection = self.numbers.next();
         tracing::info!(export = name, connection, "a vhost-user front-end has connected");
-        let device = VhostDevice::new(connection, export, served.owner.clone(), self.pools.clone(), stats);
-        let reason = VhostConnection::new(stream, device).serve(stop_signal).await;
+        let channel = FrontEndChannel::Direct(None);
+        let device = Rc::new(VhostDevice::new(export, self.pools.clone(), stats.add_core(), channel));
+        let copies = served.spread.as_ref().map_or_else(Vec::new, |spread| spread.copy(&device, &stats));
+        let claim = RingClaim { owner: served.owner.clone(), connection };
+        let reason = VhostConnection::new(stream, device, copies, claim, stats).serve(stop_signal).await;
         match reason.is_fault() {
             true => {
                 self.stats.count(|counts| counts.ended_for_cause += 1);

@@ -1,7 +1,7 @@
 //! Counters of connected front-ends, readable from any thread.
 //!
-//! A connection counts into its own [`VhostCounters`], which only its core writes, without locks.  The list of
-//! connections is behind a lock, taken when a connection begins, is negotiated or ends, and by readers.
+//! A connection has [`VhostCounters`] for each core that runs its queues, which only that core writes, without locks.  The
+//! list of connections is behind a lock, taken when a connection begins, is negotiated or ends, and by readers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,7 +62,7 @@ impl From<VhostRequestKind> for usize {
 
 const KINDS: usize = VhostRequestKind::ALL.len();
 
-/// Counters of one connection.  Written by its core only.
+/// Counters of one connection on one core, which alone writes them.
 #[derive(Debug, Default)]
 pub struct VhostCounters {
     served: ServedCounters<KINDS>,
@@ -173,7 +173,16 @@ struct LiveFrontEnd {
     pid: Option<u32>,
     driver: VhostDriverInfo,
     since: Duration,
-    counters: Arc<VhostCounters>,
+    /// Counters of each core.
+    counters: Vec<Arc<VhostCounters>>,
+}
+
+impl LiveFrontEnd {
+    fn numbers(&self) -> VhostCounts {
+        let mut numbers = VhostCounts::default();
+        self.counters.iter().for_each(|counters| numbers.add(&counters.snapshot()));
+        numbers
+    }
 }
 
 #[derive(Debug, Default)]
@@ -204,7 +213,7 @@ impl VhostStats {
             pid: live.pid,
             driver: live.driver.clone(),
             since: live.since,
-            numbers: live.counters.snapshot(),
+            numbers: live.numbers(),
         };
         self.lock().live.values().map(describe).collect()
     }
@@ -225,7 +234,7 @@ impl VhostStats {
         for live in state.live.values() {
             let (connections, numbers) = exports.entry(&live.export).or_default();
             *connections += 1;
-            numbers.add(&live.counters.snapshot());
+            numbers.add(&live.numbers());
         }
         let export =
             |(name, (connections, numbers)): (&str, _)| VhostExportStats { name: name.into(), connections, numbers };
@@ -249,13 +258,12 @@ impl VhostStats {
 
     /// Adds a connection, until the returned entry is dropped.
     pub fn enter(&self, export: String, device: &'static str, pid: Option<u32>, since: Duration) -> VhostStatsEntry {
-        let counters = Arc::new(VhostCounters::default());
         let mut state = self.lock();
         let id = state.next;
         state.next += 1;
-        let driver = VhostDriverInfo::default();
-        state.live.insert(id, LiveFrontEnd { export, device, pid, driver, since, counters: counters.clone() });
-        VhostStatsEntry { stats: self.clone(), id, counters }
+        let (driver, counters) = (VhostDriverInfo::default(), Vec::new());
+        state.live.insert(id, LiveFrontEnd { export, device, pid, driver, since, counters });
+        VhostStatsEntry { stats: self.clone(), id }
     }
 
     fn lock(&self) -> MutexGuard<'_, VhostStatsState> {
@@ -268,13 +276,16 @@ impl VhostStats {
 pub struct VhostStatsEntry {
     stats: VhostStats,
     id: u64,
-    counters: Arc<VhostCounters>,
 }
 
 impl VhostStatsEntry {
-    /// Returns the counters of the connection.
-    pub fn counters(&self) -> &Arc<VhostCounters> {
-        &self.counters
+    /// Adds counters for a core that runs queues of the connection.
+    pub fn add_core(&self) -> Arc<VhostCounters> {
+        let counters = Arc::new(VhostCounters::default());
+        if let Some(live) = self.stats.lock().live.get_mut(&self.id) {
+            live.counters.push(counters.clone());
+        }
+        counters
     }
 
     /// Counts a queue that was stopped because its driver broke the rules.
@@ -294,7 +305,8 @@ impl Drop for VhostStatsEntry {
     fn drop(&mut self) {
         let mut state = self.stats.lock();
         if let Some(live) = state.live.remove(&self.id) {
-            state.gone.entry(live.export).or_default().add(&live.counters.snapshot());
+            let numbers = live.numbers();
+            state.gone.entry(live.export).or_default().add(&numbers);
         }
     }
 }
@@ -308,11 +320,12 @@ mod tests {
         let stats = VhostStats::new();
         let first = stats.enter("disk".into(), "blk", Some(7), Duration::ZERO);
         let second = stats.enter("disk".into(), "blk", None, Duration::from_secs(1));
-        first.counters().answered(VhostRequestKind::Read, 4096, Duration::from_micros(3), false);
-        second.counters().answered(VhostRequestKind::Write, 512, Duration::from_micros(3), false);
-        second.counters().answered(VhostRequestKind::Discard, 0, Duration::from_micros(3), true);
-        first.counters().kicked();
-        second.counters().interrupted();
+        let (on_first, on_second, on_third) = (first.add_core(), second.add_core(), second.add_core());
+        on_first.answered(VhostRequestKind::Read, 4096, Duration::from_micros(3), false);
+        on_second.answered(VhostRequestKind::Write, 512, Duration::from_micros(3), false);
+        on_third.answered(VhostRequestKind::Discard, 0, Duration::from_micros(3), true);
+        on_first.kicked();
+        on_third.interrupted();
         let driver = VhostDriverInfo { ring_format: "packed", queues: 4 };
         second.set_driver(driver.clone());
         drop(first);

@@ -152,21 +152,33 @@ fn a_guest_reads_and_writes_its_image() {
 
 #[test]
 fn a_guest_resumes_after_the_daemon_was_killed() {
-    let mut site = with_images(&["x"]);
-    let socket = site.path("x.sock");
-    site.run(&["attach", "x", "--vhost", "x.sock"]).ok();
-    let mut guest = ResumableFrontEnd::connect(&socket, &options()).expect("a guest");
-    guest.front_end.write_sectors(0, &[1; 4096]).expect("written");
-    for round in 2..4 {
-        site.kill();
-        // Submitted while there is no daemon.
-        let ids = guest.front_end.submit_all(0, &[VirtioBlkRequest::write(0, &[round; 4096])]).expect("submitted");
-        site.start();
-        guest.resume(&socket).expect("resumed");
-        let done = guest.front_end.await_completion(0, std::time::Instant::now() + PATIENCE).expect("completed");
-        assert_eq!(vec![done.id], ids);
-        done.ok();
-        assert_eq!(guest.front_end.read_sectors(0, 4096).expect("read"), [round; 4096]);
+    // With one core, and with a queue on each of two.
+    for cores in ["1", "2"] {
+        let mut site = Site::serving(&["--cores", cores]);
+        site.run(&["create", "x", "--size", "64M"]).ok();
+        let socket = site.path("x.sock");
+        site.run(&["attach", "x", "--vhost", "x.sock", "--queues", "2"]).ok();
+        let options = FrontEndOptions { queues: 2, ..options() };
+        let mut guest = ResumableFrontEnd::connect(&socket, &options).expect("a guest");
+        guest.front_end.write_sectors(0, &[1; 8192]).expect("written");
+        for round in 2..4 {
+            site.kill();
+            // Submitted while there is no daemon.
+            let write = |queue| [VirtioBlkRequest::write(queue * 8, &[round + 10 * queue as u8; 4096])];
+            let ids = [0, 1].map(|queue| guest.front_end.submit_all(queue, &write(queue as u64)).expect("submitted"));
+            site.start();
+            guest.resume(&socket).expect("resumed");
+            for (queue, ids) in ids.into_iter().enumerate() {
+                let deadline = std::time::Instant::now() + PATIENCE;
+                let done = guest.front_end.await_completion(queue, deadline).expect("completed");
+                assert_eq!(vec![done.id], ids);
+                done.ok();
+            }
+            for queue in [0, 1] {
+                let read = guest.front_end.run(1 - queue, &VirtioBlkRequest::read(queue as u64 * 8, 4096));
+                assert_eq!(read.expect("completed").ok(), [round + 10 * queue as u8; 4096]);
+            }
+        }
     }
 }
 

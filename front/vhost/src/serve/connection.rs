@@ -11,17 +11,20 @@ use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::{LocalFuture, SizeWatch};
-use forebay_reactor::{Buf, BufMut, EventSignal, EventWatch, GuardedMapping, JoinHandle, Stream, spawn, timeout};
+use forebay_reactor::{Buf, BufMut, GuardedMapping, Stream, timeout};
 use forebay_serve::ConnectionStopSignal;
 
 use super::backend_channel::BackendChannel;
 use super::device::{InflightRegion, VhostDevice};
-use super::queue::{self, QueueControl};
+use super::device_copy::{ControlChange, DeviceChange, DeviceCopy};
+use super::queue::QueueOrder;
+use super::queue_slot::QueueSlot;
+use super::ring_owner::RingClaim;
 use crate::dirty_log::DirtyLog;
 use crate::memory::{GuestMemory, GuestRegion, RegionPlace};
 use crate::session::{DeviceOffer, StepOutcome, VhostSession, VhostStep, VhostViolation};
-use crate::stats::VhostDriverInfo;
-use crate::wire::{HEADER_LEN, IotlbChange, SharedFileRange, VhostHeader, feature};
+use crate::stats::{VhostDriverInfo, VhostStatsEntry};
+use crate::wire::{HEADER_LEN, SharedFileRange, VhostHeader, feature};
 
 /// Alignment in bytes of regions within their files: the smallest page.
 const PAGE: u64 = 4096;
@@ -68,12 +71,6 @@ impl VhostEndReason {
     }
 }
 
-/// Queue of a connection.
-struct QueueSlot {
-    control: Rc<QueueControl>,
-    running: Option<JoinHandle<Result<u32, String>>>,
-}
-
 /// Message that is being received.
 struct IncomingMessage {
     /// Receive that has not completed.
@@ -98,18 +95,30 @@ pub(super) struct VhostConnection {
     session: VhostSession,
     queues: Vec<QueueSlot>,
     regions: Vec<GuestRegion>,
+    claim: Rc<RingClaim>,
+    stats: Rc<VhostStatsEntry>,
+    /// Copies of the device on other cores.
+    copies: Vec<Rc<DeviceCopy>>,
 }
 
 impl VhostConnection {
-    /// Creates the connection of a device.
-    pub(super) fn new(stream: Stream, device: VhostDevice) -> Self {
+    /// Creates the connection of a device.  Its queues are on the cores of `copies`, in turn, of which this core has none.
+    pub(super) fn new(
+        stream: Stream,
+        device: Rc<VhostDevice>,
+        copies: Vec<Option<Rc<DeviceCopy>>>,
+        claim: RingClaim,
+        stats: Rc<VhostStatsEntry>,
+    ) -> Self {
         // The control and the event queue of a virtio-scsi device come before those for requests.
         let queues = device.export.queues + device.extra_queues();
         let offer = DeviceOffer { features: device.model_features(), queues };
-        let slot = |_| QueueSlot { control: Rc::new(QueueControl::new()), running: None };
-        let slots = (0..queues).map(slot).collect();
-        let (session, regions) = (VhostSession::new(offer), Vec::new());
-        Self { stream, device: Rc::new(device), session, queues: slots, regions }
+        let mut in_turn = copies.iter().cycle();
+        let slot = |index| QueueSlot::new(index, in_turn.next().cloned().flatten());
+        let slots = (0..queues.into()).map(slot).collect();
+        let (session, regions, claim) = (VhostSession::new(offer), Vec::new(), Rc::new(claim));
+        let copies = copies.into_iter().flatten().collect();
+        Self { stream, device, session, queues: slots, regions, claim, stats, copies }
     }
 
     /// Serves the front-end until the connection ends, and then waits for its requests in flight.
@@ -120,14 +129,11 @@ impl VhostConnection {
         };
         self.stream.shutdown();
         for slot in &self.queues {
-            slot.control.abandon();
+            slot.order(QueueOrder::Abandon);
         }
         let drained = timeout(DRAIN_TIMEOUT, async {
             for slot in &mut self.queues {
-                if let Some(running) = &mut slot.running {
-                    _ = running.await;
-                    slot.running = None;
-                }
+                _ = slot.end().await;
             }
         });
         if drained.await.is_err() {
@@ -235,7 +241,7 @@ impl VhostConnection {
     ) -> Result<(), VhostEndReason> {
         let step = self.session.receive(header, payload, descriptors.len())?;
         let mut attached = Vec::new();
-        let outcome = match self.step(step, descriptors.into(), &mut attached).await {
+        let outcome = match self.step_everywhere(step, descriptors.into(), &mut attached).await {
             Ok(outcome) => outcome,
             Err(why) => {
                 let (export, request) = (&self.device.export.name, header.request);
@@ -247,6 +253,7 @@ impl VhostConnection {
         let reply = self.session.finish(outcome).map_err(failed)?;
         self.device_features();
         self.reconcile().await.map_err(VhostEndReason::Device)?;
+        self.settle().await.map_err(VhostEndReason::Device)?;
         if let Some(reply) = reply {
             let sent = self.stream.send_message(Buf::copy_of(&reply), attached).await;
             sent.map_err(VhostEndReason::Socket)?;
@@ -256,11 +263,38 @@ impl VhostConnection {
 
     fn device_features(&self) {
         if self.device.features.get() != self.session.features() {
-            self.device.set_features(self.session.features());
+            let features = self.session.features();
+            self.device.set_features(features);
+            self.tell(|| DeviceChange::Features(features));
         }
     }
 
-    /// Carries out a step; descriptors for the reply are added to `attached`.
+    /// Tells the copies of the device of a change.
+    fn tell(&self, change: impl Fn() -> DeviceChange) {
+        self.copies.iter().for_each(|copy| copy.change(change()));
+    }
+
+    /// Waits until the copies of the device have adopted all changes.
+    async fn settle(&self) -> Result<(), String> {
+        for copy in &self.copies {
+            copy.settle().await?;
+        }
+        Ok(())
+    }
+
+    /// Carries out a step on all cores; descriptors for the reply are added to `attached`.
+    async fn step_everywhere(
+        &mut self,
+        step: VhostStep,
+        descriptors: VecDeque<OwnedFd>,
+        attached: &mut Vec<OwnedFd>,
+    ) -> Result<StepOutcome, String> {
+        let outcome = self.step(step, descriptors, attached).await?;
+        self.settle().await?;
+        Ok(outcome)
+    }
+
+    /// Carries out a step, and tells the copies of the device.
     async fn step(
         &mut self,
         step: VhostStep,
@@ -288,22 +322,18 @@ impl VhostConnection {
             }
             VhostStep::SetLog(range) => {
                 let mapping = map_range(range, next()).map_err(|why| format!("dirty log: {why}"))?;
-                self.device.set_log(Some(DirtyLog::new(mapping)));
+                let log = DirtyLog::new(mapping);
+                self.device.set_log(Some(log.clone()));
+                self.tell(|| DeviceChange::Log(log.share()));
             }
             VhostStep::SetKick { index } => {
-                let kick = next().map(EventWatch::new).transpose();
-                let kick = kick.map_err(|error| format!("kick descriptor of ring {index}: {error}"))?;
-                self.queues[index].control.set_kick(kick);
+                self.queues[index].change(ControlChange::Kick(next()))?;
             }
             VhostStep::SetCall { index } => {
-                let call = next().map(EventSignal::new).transpose();
-                let call = call.map_err(|error| format!("call descriptor of ring {index}: {error}"))?;
-                self.queues[index].control.set_call(call);
+                self.queues[index].change(ControlChange::Call(next()))?;
             }
             VhostStep::SetErr { index } => {
-                let err = next().map(EventSignal::new).transpose();
-                let err = err.map_err(|error| format!("error descriptor of ring {index}: {error}"))?;
-                self.queues[index].control.set_err(err);
+                self.queues[index].change(ControlChange::Err(next()))?;
             }
             VhostStep::StopRing { index } => return self.stop_ring(index).await.map(StepOutcome::RingBase),
             VhostStep::SetBackendChannel => {
@@ -311,19 +341,20 @@ impl VhostConnection {
                 let channel = BackendChannel::adopt(socket).map_err(|error| format!("back-end channel: {error}"))?;
                 self.device.set_channel(channel);
             }
-            VhostStep::Iotlb(IotlbChange::Update { iova, len, user, access }) => {
-                self.device.change_iotlb(|iotlb| iotlb.insert(iova, len, user, access))?;
-            }
-            VhostStep::Iotlb(IotlbChange::Invalidate { iova, len }) => {
-                self.device.change_iotlb(|iotlb| iotlb.remove(iova, len));
+            VhostStep::Iotlb(change) => {
+                self.device.translate(change)?;
+                self.tell(|| DeviceChange::Translation(change));
             }
             VhostStep::ReadConfig { offset, len } => {
                 return Ok(StepOutcome::Config(self.device.read_config(offset, len)));
             }
-            VhostStep::WriteConfig { offset, is_migration, content } => match is_migration {
-                true => self.device.restore_config(offset, &content)?,
-                false => self.device.write_config(offset, &content)?,
-            },
+            VhostStep::WriteConfig { offset, is_migration, content } => {
+                match is_migration {
+                    true => self.device.restore_config(offset, &content)?,
+                    false => self.device.write_config(offset, &content)?,
+                }
+                self.tell(|| DeviceChange::Config { offset, is_migration, content: content.clone() });
+            }
             VhostStep::CreateInflight { queues } => {
                 let len = InflightRegion::len(queues);
                 let created = GuardedMapping::create(len).map_err(|error| format!("in-flight region: {error}"))?;
@@ -338,14 +369,16 @@ impl VhostConnection {
                     ));
                 }
                 let mapping = map_range(range, next()).map_err(|why| format!("in-flight region: {why}"))?;
+                self.tell(|| DeviceChange::Inflight(mapping.share(), queues));
                 self.device.set_inflight(InflightRegion::new(mapping, queues));
             }
             VhostStep::Reset => {
                 for index in 0..self.queues.len() {
                     self.stop_ring(index).await?;
-                    self.queues[index].control = Rc::new(QueueControl::new());
+                    self.queues[index].reset();
                 }
                 self.device.reset();
+                self.tell(|| DeviceChange::Reset);
             }
             VhostStep::Refuse(why) => return Err(why),
         }
@@ -354,6 +387,7 @@ impl VhostConnection {
 
     fn set_regions(&mut self, regions: Vec<GuestRegion>) -> Result<(), String> {
         self.device.set_memory(GuestMemory::new(regions.clone())?);
+        self.tell(|| DeviceChange::Memory(regions.iter().map(GuestRegion::share).collect()));
         self.regions = regions;
         Ok(())
     }
@@ -361,11 +395,11 @@ impl VhostConnection {
     /// Stops a ring after its requests in flight; returns its position.
     async fn stop_ring(&mut self, index: usize) -> Result<u32, String> {
         let slot = &mut self.queues[index];
-        let Some(running) = &mut slot.running else { return Ok(self.session.ring(index).base) };
-        slot.control.stop();
-        let stopped = running.await;
-        slot.running = None;
-        let base = stopped?;
+        if !slot.is_running() {
+            return Ok(self.session.ring(index).base);
+        }
+        slot.order(QueueOrder::Stop);
+        let base = slot.end().await.expect("it runs")?;
         self.session.set_base(index, base);
         self.describe();
         Ok(base)
@@ -374,7 +408,7 @@ impl VhostConnection {
     /// Starts the rings that are to run, and stops those that are not.
     async fn reconcile(&mut self) -> Result<(), String> {
         for index in 0..self.queues.len() {
-            let (wanted, runs) = (self.session.is_runnable(index), self.queues[index].running.is_some());
+            let (wanted, runs) = (self.session.is_runnable(index), self.queues[index].is_running());
             if runs && !wanted {
                 self.stop_ring(index).await?;
             }
@@ -382,18 +416,8 @@ impl VhostConnection {
                 if self.session.features() & feature::VERSION_1 == 0 {
                     return Err("the guest's driver is a legacy one; VIRTIO 1 is required".to_owned());
                 }
-                let slot = &mut self.queues[index];
-                slot.control.begin();
-                let (device, control) = (self.device.clone(), slot.control.clone());
                 let ring = self.session.ring(index).clone();
-                slot.running = Some(spawn(async move {
-                    let result = queue::run(index, ring, device.clone(), control).await;
-                    if let Err(why) = &result {
-                        device.stats.count_broken_queue();
-                        device.fail(why.clone());
-                    }
-                    result
-                }));
+                self.queues[index].start(ring, &self.device, &self.claim, &self.stats);
                 self.describe();
             }
         }
@@ -403,8 +427,8 @@ impl VhostConnection {
     /// Tells the statistics which rings run.
     fn describe(&self) {
         let ring_format = if self.session.has(feature::RING_PACKED) { "packed" } else { "split" };
-        let queues = self.queues.iter().filter(|slot| slot.running.is_some()).count() as u16;
-        self.device.stats.set_driver(VhostDriverInfo { ring_format, queues });
+        let queues = self.queues.iter().filter(|slot| slot.is_running()).count() as u16;
+        self.stats.set_driver(VhostDriverInfo { ring_format, queues });
     }
 }
 

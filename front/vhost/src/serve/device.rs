@@ -2,13 +2,13 @@
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_block::{BlockDevice, SizeWatch};
-use forebay_reactor::GuardedMapping;
 use forebay_reactor::sync::Notify;
+use forebay_reactor::{GuardedMapping, cross};
 
 use super::backend_channel::BackendChannel;
-use super::ring_owner::RingOwner;
 use super::scsi_nexus::ScsiModel;
 use super::{SERIAL_MAX, VhostExport, VhostVolume};
 use crate::block::{BlockConfig, BlockRules, PayloadPools};
@@ -18,8 +18,8 @@ use crate::iotlb::{Iotlb, IotlbMiss};
 use crate::memory::{AddressSpace, GuestArea, GuestMemory};
 use crate::scsi::ScsiConfig;
 use crate::session::RING_SIZE_MAX;
-use crate::stats::VhostStatsEntry;
-use crate::wire::feature;
+use crate::stats::VhostCounters;
+use crate::wire::{IotlbChange, feature};
 
 /// Region for the record of requests in flight.
 pub(super) struct InflightRegion {
@@ -110,18 +110,22 @@ pub(super) enum DeviceModel {
     Scsi(ScsiModel),
 }
 
-/// Device of one connection.
+/// Side of the front-end to which a device has questions.
+pub(super) enum FrontEndChannel {
+    /// Channel that the front-end may have given to the back-end.
+    Direct(Option<BackendChannel>),
+    /// Core of the connection, which asks for this one.
+    Forwarded(cross::Sender<IotlbMiss>),
+}
+
+/// Device of one connection on one core.
 pub(super) struct VhostDevice {
-    /// Number of the connection.
-    pub(super) connection: u64,
     /// Volume and its name.
     pub(super) export: VhostExport,
-    /// Right to run rings.
-    pub(super) owner: Rc<RingOwner>,
     /// Buffers for data.
     pub(super) pools: Rc<PayloadPools>,
-    /// Counters of the connection.
-    pub(super) stats: VhostStatsEntry,
+    /// Counters of the connection on this core.
+    pub(super) counters: Arc<VhostCounters>,
     /// Enabled features.
     pub(super) features: Cell<u64>,
     memory: RefCell<Rc<GuestMemory>>,
@@ -134,7 +138,7 @@ pub(super) struct VhostDevice {
     inflight: RefCell<Option<InflightRegion>>,
     /// Device, by its type.
     pub(super) model: DeviceModel,
-    channel: RefCell<Option<BackendChannel>>,
+    channel: RefCell<FrontEndChannel>,
     /// Set once the guest or its monitor has broken the rules.
     fault: RefCell<Option<String>>,
     /// Notified of a fault.
@@ -144,11 +148,10 @@ pub(super) struct VhostDevice {
 impl VhostDevice {
     /// Creates the device of a connection.
     pub(super) fn new(
-        connection: u64,
         export: VhostExport,
-        owner: Rc<RingOwner>,
         pools: Rc<PayloadPools>,
-        stats: VhostStatsEntry,
+        counters: Arc<VhostCounters>,
+        channel: FrontEndChannel,
     ) -> Self {
         let model = match &export.volume {
             VhostVolume::Block { device, serial } => {
@@ -157,11 +160,9 @@ impl VhostDevice {
             VhostVolume::Scsi(target) => DeviceModel::Scsi(ScsiModel::new(target, export.queues)),
         };
         Self {
-            connection,
             export,
-            owner,
             pools,
-            stats,
+            counters,
             features: Cell::new(0),
             memory: RefCell::default(),
             iotlb: RefCell::default(),
@@ -170,7 +171,7 @@ impl VhostDevice {
             log: RefCell::default(),
             inflight: RefCell::default(),
             model,
-            channel: RefCell::default(),
+            channel: RefCell::new(channel),
             fault: RefCell::default(),
             faulted: Notify::new(),
         }
@@ -256,8 +257,21 @@ impl VhostDevice {
         self.advance();
     }
 
-    /// Changes the IOMMU's table.
-    pub(super) fn change_iotlb<R>(&self, change: impl FnOnce(&mut Iotlb) -> R) -> R {
+    /// Changes the IOMMU's table as the front-end asks for.
+    ///
+    /// # Errors
+    /// Text that says why the change is refused.
+    pub(super) fn translate(&self, change: IotlbChange) -> Result<(), String> {
+        self.change_iotlb(|iotlb| match change {
+            IotlbChange::Update { iova, len, user, access } => iotlb.insert(iova, len, user, access),
+            IotlbChange::Invalidate { iova, len } => {
+                iotlb.remove(iova, len);
+                Ok(())
+            }
+        })
+    }
+
+    fn change_iotlb<R>(&self, change: impl FnOnce(&mut Iotlb) -> R) -> R {
         let result = change(&mut self.iotlb.borrow_mut());
         self.advance();
         result
@@ -273,8 +287,11 @@ impl VhostDevice {
 
     /// Asks the front-end for a translation.
     pub(super) fn request_translation(&self, miss: IotlbMiss) {
-        if let Some(channel) = &*self.channel.borrow() {
-            channel.iotlb_miss(miss.iova, miss.access);
+        match &*self.channel.borrow() {
+            FrontEndChannel::Direct(Some(channel)) => channel.iotlb_miss(miss.iova, miss.access),
+            FrontEndChannel::Direct(None) => {}
+            // A connection that has ended asks for nothing.
+            FrontEndChannel::Forwarded(connection) => drop(connection.send(miss)),
         }
     }
 
@@ -290,7 +307,7 @@ impl VhostDevice {
 
     /// Sets the channel for messages of the back-end.
     pub(super) fn set_channel(&self, channel: BackendChannel) {
-        *self.channel.borrow_mut() = Some(channel);
+        *self.channel.borrow_mut() = FrontEndChannel::Direct(Some(channel));
     }
 
     /// Sets the region for the record of requests in flight.
@@ -357,8 +374,8 @@ impl VhostDevice {
             return;
         }
         match &*self.channel.borrow() {
-            Some(channel) => channel.config_changed(),
-            None => tracing::info!(
+            FrontEndChannel::Direct(Some(channel)) => channel.config_changed(),
+            _ => tracing::info!(
                 export = self.export.name,
                 "the guest sees the volume's other size when it starts again: its monitor takes no messages"
             ),

@@ -23,6 +23,8 @@ use std::time::Duration;
 use forebay_reactor::{BusyPoll, EventSignal, EventWatch, sleep, yield_now};
 
 use super::device::VhostDevice;
+use super::device_copy::ControlChange;
+use super::ring_owner::{RingClaim, RunningRing};
 use crate::iotlb::IotlbMiss;
 use crate::memory::{GuestPart, MemoryFault};
 use crate::rings::{ChainHead, ChainToken, Virtq, VirtqError, VirtqSetup, VirtqViolation};
@@ -41,7 +43,8 @@ const LOOK: Duration = Duration::from_micros(100);
 
 /// End that a queue is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum QueueOrder {
+pub(super) enum QueueOrder {
+    /// Take chains.
     Run,
     /// Complete what is in flight, and tell the position.
     Stop,
@@ -72,39 +75,40 @@ impl QueueControl {
         }
     }
 
-    /// Prepares for another run.
-    pub(super) fn begin(&self) {
-        self.order.set(QueueOrder::Run);
+    /// Returns the order.
+    pub(super) fn order(&self) -> QueueOrder {
+        self.order.get()
     }
 
-    /// Stops the queue in an orderly way.
-    pub(super) fn stop(&self) {
-        self.order.set(QueueOrder::Stop);
+    /// Changes the order.
+    pub(super) fn set_order(&self, order: QueueOrder) {
+        self.order.set(order);
         self.wake();
     }
 
-    /// Ends the queue because its front-end is gone.
-    pub(super) fn abandon(&self) {
-        self.order.set(QueueOrder::Abandon);
-        self.wake();
-    }
-
-    /// Sets the descriptor for kicks.
-    pub(super) fn set_kick(&self, kick: Option<EventWatch>) {
-        *self.kick.borrow_mut() = kick.map(Rc::new);
-        self.wake();
-    }
-
-    /// Sets the descriptor for interrupts.
-    pub(super) fn set_call(&self, call: Option<EventSignal>) {
-        *self.call.borrow_mut() = call;
-        // Completions before this had no descriptor, or one that nothing reads any more.
-        self.interrupt();
-    }
-
-    /// Sets the descriptor for errors.
-    pub(super) fn set_err(&self, err: Option<EventSignal>) {
-        *self.err.borrow_mut() = err;
+    /// Changes the order or a descriptor.
+    ///
+    /// # Errors
+    /// Text that says which descriptor is refused, and why; the former one stays.
+    pub(super) fn change(&self, change: ControlChange) -> Result<(), String> {
+        let refused = |what| move |error| format!("{what} descriptor: {error}");
+        match change {
+            ControlChange::Order(order) => self.set_order(order),
+            ControlChange::Kick(kick) => {
+                let kick = kick.map(EventWatch::new).transpose().map_err(refused("kick"))?;
+                *self.kick.borrow_mut() = kick.map(Rc::new);
+                self.wake();
+            }
+            ControlChange::Call(call) => {
+                *self.call.borrow_mut() = call.map(EventSignal::new).transpose().map_err(refused("call"))?;
+                // Completions before this had no descriptor, or one that nothing reads any more.
+                self.interrupt();
+            }
+            ControlChange::Err(err) => {
+                *self.err.borrow_mut() = err.map(EventSignal::new).transpose().map_err(refused("error"))?;
+            }
+        }
+        Ok(())
     }
 
     fn interrupt(&self) {
@@ -175,7 +179,8 @@ struct RunningQueue {
     generation: u64,
 }
 
-/// Runs a queue until it is told to end.  Returns its position, of which an abandoned queue's says nothing.
+/// Runs a queue that has the right to run until it is told to end.  Returns its position, of which an abandoned queue's
+/// says nothing.
 ///
 /// # Errors
 /// Text that says which rule the guest or its monitor has broken: the device is to end.
@@ -201,7 +206,6 @@ async fn run_ring(
     device: Rc<VhostDevice>,
     control: Rc<QueueControl>,
 ) -> Result<u32, String> {
-    let Some(_running) = acquire(index, &device, &control).await else { return Ok(ring.base) };
     let Some(mut queue) = RunningQueue::start(index, ring.clone(), device.clone(), control.clone()).await? else {
         return Ok(ring.base);
     };
@@ -230,16 +234,20 @@ async fn run_ring(
     }
 }
 
-/// Waits for the right to run rings; `None` when the queue is to end before.
-async fn acquire(index: usize, device: &VhostDevice, control: &QueueControl) -> Option<super::ring_owner::RunningRing> {
+/// Waits until a connection has the right to run rings of an export; `None` when the queue is to end before.
+pub(super) async fn acquire(
+    claim: &RingClaim,
+    export: &str,
+    index: usize,
+    control: &QueueControl,
+) -> Option<RunningRing> {
     let mut told = false;
     loop {
-        let freed = device.owner.freed();
-        if let Some(running) = device.owner.try_acquire(device.connection) {
+        let freed = claim.freed();
+        if let Some(running) = claim.try_acquire() {
             return Some(running);
         }
         if !std::mem::replace(&mut told, true) {
-            let export = &device.export.name;
             tracing::info!(export, index, "a queue waits: another front-end runs the rings of this export");
         }
         let mut freed = pin!(freed);
@@ -330,7 +338,7 @@ impl RunningQueue {
         let completed = self.complete_all();
         let taken = self.take_chains();
         if self.virtq.needs_interrupt() {
-            self.device.stats.counters().interrupted();
+            self.device.counters.interrupted();
             self.control.interrupt();
         }
         if self.device.is_memory_lost() {
@@ -360,7 +368,9 @@ impl RunningQueue {
     fn is_over(&self) -> bool {
         match self.control.order.get() {
             QueueOrder::Run => false,
-            QueueOrder::Stop | QueueOrder::Abandon => self.work.is_empty() && !self.may_take(),
+            // A position says that all before it was executed: with requests that are left it cannot be told.
+            QueueOrder::Stop => self.work.is_empty() && !self.may_take() && !self.work.is_closing(),
+            QueueOrder::Abandon => self.work.is_empty() && !self.may_take(),
         }
     }
 
@@ -468,7 +478,7 @@ impl RunningQueue {
         if let Some(kick) = &kick
             && kick.take()
         {
-            self.device.stats.counters().kicked();
+            self.device.counters.kicked();
         }
     }
 }

@@ -21,6 +21,26 @@ pub(super) struct RunningRing {
     owner: Rc<RingOwner>,
 }
 
+/// Claim of a connection to run rings of an export.
+pub(super) struct RingClaim {
+    /// Right that is claimed.
+    pub(super) owner: Rc<RingOwner>,
+    /// Number of the connection.
+    pub(super) connection: u64,
+}
+
+impl RingClaim {
+    /// Lets the connection run a ring, if no other runs one.
+    pub(super) fn try_acquire(&self) -> Option<RunningRing> {
+        self.owner.try_acquire(self.connection)
+    }
+
+    /// Waits for the next moment at which no connection runs rings.
+    pub(super) fn freed(&self) -> impl Future<Output = ()> + '_ {
+        self.owner.freed.wait()
+    }
+}
+
 impl RingOwner {
     /// Returns whether a connection may run a ring now.
     fn is_free_for(&self, connection: u64) -> bool {
@@ -28,18 +48,13 @@ impl RingOwner {
     }
 
     /// Lets a connection run a ring, if no other runs one.
-    pub(super) fn try_acquire(self: &Rc<Self>, connection: u64) -> Option<RunningRing> {
+    fn try_acquire(self: &Rc<Self>, connection: u64) -> Option<RunningRing> {
         if !self.is_free_for(connection) {
             return None;
         }
         self.holder.set(Some(connection));
         self.rings.set(self.rings.get() + 1);
         Some(RunningRing { owner: self.clone() })
-    }
-
-    /// Waits for the next moment at which no connection runs rings.
-    pub(super) fn freed(&self) -> impl Future<Output = ()> + '_ {
-        self.freed.wait()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Volume that another daemon takes over while requests are in flight.
 
+use std::future::ready;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,14 +12,18 @@ use forebay_block::{
 };
 use forebay_vhost_host::hostile::pattern;
 use forebay_vhost_host::message::feature;
-use forebay_vhost_host::{DeviceUnderTest, FrontEndOptions, ResumableFrontEnd, VirtioBlkRequest};
+use forebay_vhost_host::{DeviceUnderTest, FrontEnd, FrontEndOptions, ResumableFrontEnd, VirtioBlkRequest};
 
-use crate::server::OurServer;
+use crate::ours::{eventually, soon};
+use crate::peer::exercise;
+use crate::server::servers;
 
 /// Switch by which requests to a volume fail as those of a daemon that has lost it.
 #[derive(Default)]
 pub struct Fence {
     is_up: AtomicBool,
+    /// Set if requests fail as those of a volume that ends with its daemon, and at once.
+    is_closing: AtomicBool,
     /// Requests that were submitted while it was up.
     submitted: AtomicUsize,
 }
@@ -40,6 +45,9 @@ impl BlockDevice for FencedVolume {
             return self.volume.submit(request);
         }
         self.fence.submitted.fetch_add(1, Ordering::SeqCst);
+        if self.fence.is_closing.load(Ordering::SeqCst) {
+            return Box::pin(ready(Err(Error::new(ErrorKind::ShuttingDown, "the volume ends"))));
+        }
         // It ends when the volume lets requests pass.
         let passed = self.volume.submit(BlockRequest::Flush);
         Box::pin(async move {
@@ -58,30 +66,66 @@ impl BlockDevice for FencedVolume {
 }
 
 #[test]
+fn requests_to_a_volume_that_ends_are_left_to_the_next() {
+    for (features, mut server) in
+        [0, feature::RING_PACKED].into_iter().flat_map(|it| servers(1).map(move |on| (it, on)))
+    {
+        let options = FrontEndOptions::default().with(features);
+        let mut resumable = ResumableFrontEnd::connect(&server.socket(), &options).expect("connected");
+        server.fence.is_closing.store(true, Ordering::SeqCst);
+        server.fence.is_up.store(true, Ordering::SeqCst);
+        let write = |at: u64| VirtioBlkRequest::write(at * 8, &pattern(at * 8, 8, 1));
+        resumable.front_end.submit_all(0, &[write(0)]).expect("space");
+        eventually("the request is refused", || server.fence.submitted.load(Ordering::SeqCst) > 0);
+        resumable.front_end.submit_all(0, &[write(1)]).expect("space");
+        std::thread::scope(|scope| {
+            // Its position would say that both were executed.
+            let front_end = &mut resumable.front_end;
+            let stopping = scope.spawn(move || front_end.get_vring_base(0));
+            let mut other = FrontEnd::connect(&server.device(1), &FrontEndOptions::default()).expect("accepted");
+            server.fence.is_up.store(false, Ordering::SeqCst);
+            exercise(&mut other, 1, 20);
+            assert!(!stopping.is_finished(), "a position was told while a request is left");
+            server.crash();
+            stopping.join().expect("no panic").expect_err("the connection has ended");
+        });
+        resumable.resume(&server.socket()).expect("resumed");
+        assert!(resumable.completed.is_empty(), "{:?}", resumable.completed);
+        while resumable.in_flight() > 0 {
+            resumable.front_end.await_completion(0, soon()).expect("completed").ok();
+        }
+        let data = resumable.front_end.read_sectors(0, 8192).expect("read");
+        assert_eq!(data, pattern(0, 16, 1));
+    }
+}
+
+#[test]
 fn requests_of_a_daemon_that_lost_the_volume_are_left_to_the_next() {
     const REQUESTS: u64 = 8;
     for features in [0, feature::RING_PACKED] {
-        let server = OurServer::start(1);
-        let options = FrontEndOptions::default().with(features);
-        let mut resumable = ResumableFrontEnd::connect(&server.socket(), &options).expect("connected");
-        server.hold(true);
-        server.fence.is_up.store(true, Ordering::SeqCst);
-        let writes: Vec<_> = (0..REQUESTS).map(|at| VirtioBlkRequest::write(at * 8, &pattern(at * 8, 8, 1))).collect();
-        resumable.front_end.submit_all(0, &writes).expect("space");
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while server.fence.submitted.load(Ordering::SeqCst) < REQUESTS as usize {
-            assert!(Instant::now() < deadline, "the device takes requests");
-            std::thread::yield_now();
+        for server in servers(1) {
+            let options = FrontEndOptions::default().with(features);
+            let mut resumable = ResumableFrontEnd::connect(&server.socket(), &options).expect("connected");
+            server.hold(true);
+            server.fence.is_up.store(true, Ordering::SeqCst);
+            let writes: Vec<_> =
+                (0..REQUESTS).map(|at| VirtioBlkRequest::write(at * 8, &pattern(at * 8, 8, 1))).collect();
+            resumable.front_end.submit_all(0, &writes).expect("space");
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while server.fence.submitted.load(Ordering::SeqCst) < REQUESTS as usize {
+                assert!(Instant::now() < deadline, "the device takes requests");
+                std::thread::yield_now();
+            }
+            server.fence.is_up.store(false, Ordering::SeqCst);
+            // The device waits until those of the former connection have ended, and then executes them again.
+            resumable.resume(&server.socket()).expect("resumed");
+            server.hold(false);
+            for _ in 0..REQUESTS {
+                resumable.front_end.await_completion(0, deadline).expect("completed").ok();
+            }
+            assert_eq!(resumable.in_flight(), 0);
+            let data = resumable.front_end.read_sectors(0, REQUESTS as u32 * 4096).expect("read");
+            assert_eq!(data, pattern(0, REQUESTS * 8, 1));
         }
-        server.fence.is_up.store(false, Ordering::SeqCst);
-        // The device waits until those of the former connection have ended, and then executes them again.
-        resumable.resume(&server.socket()).expect("resumed");
-        server.hold(false);
-        for _ in 0..REQUESTS {
-            resumable.front_end.await_completion(0, deadline).expect("completed").ok();
-        }
-        assert_eq!(resumable.in_flight(), 0);
-        let data = resumable.front_end.read_sectors(0, REQUESTS as u32 * 4096).expect("read");
-        assert_eq!(data, pattern(0, REQUESTS * 8, 1));
     }
 }

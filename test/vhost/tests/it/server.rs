@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use forebay_block::BlockDevice;
 use forebay_load::model::Model;
-use forebay_reactor::{DriverChoice, Reactor, sleep};
+use forebay_reactor::cores::{Cores, CoresOptions};
+use forebay_reactor::{CoreHandle, sleep};
 use forebay_scsi::inquiry::UnitIdentity;
 use forebay_scsi::{
     LogicalUnits, PoolSpace, ScsiNaming, ScsiTarget, ScsiTargetSpec, Unit, UnitCatalog, UnitDevices, UnitSpec,
@@ -43,10 +44,17 @@ enum ServerOrder {
     Stop,
 }
 
+/// Returns a server whose queues are all on the core of its volumes, and one whose queues are on three cores.
+pub fn servers(queues: u16) -> impl Iterator<Item = OurServer> {
+    [1, 3].into_iter().map(move |cores| OurServer::start_on(queues, cores))
+}
+
 /// Server with two devices; it stops when dropped.
 pub struct OurServer {
     folder: TempDir,
     queues: u16,
+    /// Number of cores for queues.
+    cores: usize,
     connect: bool,
     /// Number of units, if the devices are virtio-scsi ones.
     units: Option<u16>,
@@ -58,14 +66,15 @@ pub struct OurServer {
 }
 
 impl OurServer {
-    /// Starts the server.
-    pub fn start(queues: u16) -> Self {
-        Self::start_in(tempfile::tempdir().expect("a folder"), queues, false, None)
+    /// Starts the server with queues on several cores.  The first queue of device 1 is on the core of the volumes, that of
+    /// device 0 on the next one.
+    fn start_on(queues: u16, cores: usize) -> Self {
+        Self::start_in(tempfile::tempdir().expect("a folder"), queues, cores, false, None)
     }
 
     /// Starts a server with two virtio-scsi devices, which are two initiators to the same units: 0 and up.
     pub fn start_scsi(queues: u16, units: u16) -> Self {
-        Self::start_in(tempfile::tempdir().expect("a folder"), queues, false, Some(units))
+        Self::start_in(tempfile::tempdir().expect("a folder"), queues, 2, false, Some(units))
     }
 
     /// Adds a unit to the target.
@@ -80,51 +89,41 @@ impl OurServer {
 
     /// Starts a server that connects to the socket of its first device.
     pub fn connecting(folder: TempDir) -> Self {
-        Self::start_in(folder, 1, true, None)
+        Self::start_in(folder, 1, 1, true, None)
     }
 
-    fn start_in(folder: TempDir, queues: u16, connect: bool, units: Option<u16>) -> Self {
+    fn start_in(folder: TempDir, queues: u16, cores: usize, connect: bool, units: Option<u16>) -> Self {
         let (orders, taken) = channel();
         let (stats, fence) = (VhostStats::new(), Arc::default());
-        let mut this = Self { folder, queues, connect, units, stats, fence, orders, thread: None };
+        let mut this = Self { folder, queues, cores, connect, units, stats, fence, orders, thread: None };
         this.launch(taken);
         this
     }
 
     fn launch(&mut self, orders: Receiver<(ServerOrder, Sender<()>)>) {
-        let sockets = [self.device(0), self.device(1)];
-        let (queues, connect, stats, units) = (self.queues, self.connect, self.stats.clone(), self.units);
-        let (fence, (up, came_up)) = (self.fence.clone(), channel());
+        let setup = ServerSetup {
+            sockets: [self.device(0), self.device(1)],
+            queues: self.queues,
+            connect: self.connect,
+            units: self.units,
+            stats: self.stats.clone(),
+            fence: self.fence.clone(),
+        };
+        // As the daemon does: queues poll their rings before they sleep.
+        let options = CoresOptions {
+            count: self.cores,
+            pin: false,
+            linger: Duration::from_micros(50),
+            ..CoresOptions::default()
+        };
+        let (up, came_up) = channel();
         self.thread = Some(std::thread::spawn(move || {
-            let reactor = Reactor::system(DriverChoice::Auto).expect("a driver");
-            // As the daemon does: queues poll their rings before they sleep.
-            reactor.set_linger(Duration::from_micros(50));
-            reactor.block_on(async {
-                let disks = units.map(Disks::new);
-                // The first volume is the one of the first unit.
-                let first = disks.as_ref().map_or_else(|| Model::new(SIZE, false), |disks| disks.volume(0));
-                let volumes = [first, Model::new(SIZE, false)];
-                let server = VhostServer::new(stats);
-                for (index, (volume, path)) in volumes.iter().zip(sockets).enumerate() {
-                    let name = format!("local/disk{index}");
-                    let serial = format!("serial-{index}");
-                    let volume = match &disks {
-                        Some(disks) => VhostVolume::Scsi(disks.export(index as u8)),
-                        None => {
-                            let fenced = FencedVolume { volume: volume.device(), fence: fence.clone() };
-                            VhostVolume::Block { device: Rc::new(fenced), serial }
-                        }
-                    };
-                    let export = VhostExport { name, volume, queues };
-                    let socket = match connect && index == 0 {
-                        true => VhostSocket::Connect { path },
-                        false => VhostSocket::Listen { path, mode: 0o600, user: None, group: None },
-                    };
-                    server.add(export, socket).expect("the sockets are free");
-                }
-                up.send(()).expect("the test waits");
-                serve(&server, &volumes[0], disks.as_ref(), &orders).await;
-            });
+            let cores = Cores::start(&options).expect("cores");
+            let (all, (ended, has_ended)) = (cores.handles(), channel());
+            drop(cores.handle(0).run(move || setup.serve(all, up, orders, ended)));
+            // A core that panics is reported below.
+            let _ = has_ended.recv();
+            cores.stop().expect("no core panics");
         }));
         came_up.recv().expect("the server comes up");
     }
@@ -163,6 +162,57 @@ impl OurServer {
         let (orders, taken) = channel();
         self.orders = orders;
         self.launch(taken);
+    }
+}
+
+/// Setup of a server, for its first core.
+struct ServerSetup {
+    sockets: [PathBuf; 2],
+    queues: u16,
+    connect: bool,
+    units: Option<u16>,
+    stats: VhostStats,
+    fence: Arc<Fence>,
+}
+
+impl ServerSetup {
+    async fn serve(
+        self,
+        cores: Vec<CoreHandle>,
+        up: Sender<()>,
+        orders: Receiver<(ServerOrder, Sender<()>)>,
+        ended: Sender<()>,
+    ) {
+        let Self { sockets, queues, connect, units, stats, fence } = self;
+        let disks = units.map(Disks::new);
+        // The first volume is the one of the first unit.
+        let first = disks.as_ref().map_or_else(|| Model::new(SIZE, false), |disks| disks.volume(0));
+        let volumes = [first, Model::new(SIZE, false)];
+        let server = VhostServer::on_cores(stats, cores);
+        for (index, (volume, path)) in volumes.iter().zip(sockets).enumerate().rev() {
+            let name = format!("local/disk{index}");
+            let serial = format!("serial-{index}");
+            let volume = match &disks {
+                Some(disks) => VhostVolume::Scsi(disks.export(index as u8)),
+                None => {
+                    let fenced = FencedVolume { volume: volume.device(), fence: fence.clone() };
+                    VhostVolume::Block { device: Rc::new(fenced), serial }
+                }
+            };
+            let export = VhostExport { name, volume, queues };
+            let socket = match connect && index == 0 {
+                true => VhostSocket::Connect { path },
+                false => VhostSocket::Listen { path, mode: 0o600, user: None, group: None },
+            };
+            server.add(export, socket).expect("the sockets are free");
+        }
+        up.send(()).expect("the test waits");
+        let has_crashed = serve(&server, &volumes[0], disks.as_ref(), &orders).await;
+        ended.send(()).expect("the thread waits");
+        if has_crashed {
+            // Nothing is dropped before the cores stop: a volume that ends would complete its requests.
+            std::future::pending().await
+        }
     }
 }
 
@@ -223,12 +273,13 @@ impl Disks {
     }
 }
 
+/// Carries out orders to the end of the server; returns whether it is a crash.
 async fn serve(
     server: &Rc<VhostServer>,
     volume: &Model,
     disks: Option<&Disks>,
     orders: &Receiver<(ServerOrder, Sender<()>)>,
-) {
+) -> bool {
     loop {
         match orders.try_recv() {
             Ok((ServerOrder::Hold(true), _)) => volume.hold(),
@@ -237,10 +288,13 @@ async fn serve(
             Ok((ServerOrder::AddUnit(lun), _)) => disks.expect("a target").add(lun),
             Ok((ServerOrder::RemoveUnit(lun), _)) => drop(disks.expect("a target").target.remove(lun)),
             Ok((ServerOrder::Detach, _done)) => server.detach("local/disk0").await,
-            Ok((ServerOrder::Crash, _)) => return,
-            Ok((ServerOrder::Stop, _done)) => return server.stop().await,
+            Ok((ServerOrder::Crash, _)) => return true,
+            Ok((ServerOrder::Stop, _done)) => {
+                server.stop().await;
+                return false;
+            }
             Err(TryRecvError::Empty) => sleep(Duration::from_millis(1)).await,
-            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Disconnected) => return false,
         }
     }
 }

@@ -21,6 +21,7 @@ const EXECUTE: &str = "front/vhost/src/block/execute.rs";
 const SESSION: &str = "front/vhost/src/session.rs";
 const RING_STATE: &str = "front/vhost/src/session/ring_state.rs";
 const QUEUE: &str = "front/vhost/src/serve/queue.rs";
+const CONNECTION: &str = "front/vhost/src/serve/connection.rs";
 const OWNER: &str = "front/vhost/src/serve/ring_owner.rs";
 const QUEUE_BLOCK: &str = "front/vhost/src/serve/queue/block.rs";
 const REQUEST: &str = "front/vhost/src/block/request.rs";
@@ -219,8 +220,8 @@ pub(super) const LIST: &[Mutant] = &[
         "vhost-stop-without-drain",
         "The base is told while requests of the ring are in flight",
         QUEUE,
-        "QueueOrder::Stop | QueueOrder::Abandon => self.work.is_empty() && !self.may_take(),",
-        "QueueOrder::Stop | QueueOrder::Abandon => !self.may_take(),",
+        "QueueOrder::Stop => self.work.is_empty() && !self.may_take() && !self.work.is_closing(),",
+        "QueueOrder::Stop => !self.may_take(),",
         &[SERVING],
     ),
     Mutant::new(
@@ -243,9 +244,41 @@ pub(super) const LIST: &[Mutant] = &[
         "vhost-fenced-answered",
         "A request that another daemon will execute is answered with an error when its connection ends",
         QUEUE_BLOCK,
-        "if !(abandoned && fenced) {",
-        "if !(abandoned && fenced) || device.connection < u64::MAX {",
+        "if !(abandoned && fenced || is_closing(&done)) {",
+        "if !(abandoned && is_closing(&done)) || fenced {",
         &[FENCED],
+    ),
+    Mutant::new(
+        "vhost-closing-answered",
+        "A request to a volume that ends with its daemon is answered with an error",
+        QUEUE_BLOCK,
+        "if !(abandoned && fenced || is_closing(&done)) {",
+        "if !(abandoned && fenced) {",
+        &[SERVING],
+    ),
+    Mutant::new(
+        "vhost-base-with-requests-left",
+        "The base is told while requests are left to the next daemon",
+        QUEUE,
+        "QueueOrder::Stop => self.work.is_empty() && !self.may_take() && !self.work.is_closing(),",
+        "QueueOrder::Stop => self.work.is_empty() && !self.may_take(),",
+        &[FENCED],
+    ),
+    Mutant::new(
+        "vhost-copy-untold",
+        "Translations do not reach the queues on other cores",
+        CONNECTION,
+        "self.tell(|| DeviceChange::Translation(change));",
+        "let _ = &change;",
+        &[SERVING],
+    ),
+    Mutant::new(
+        "vhost-copy-ahead",
+        "A reply is sent before the queues on other cores have adopted the change",
+        CONNECTION,
+        "copy.settle().await?;",
+        "drop(copy.settle());",
+        &[SERVING],
     ),
     Mutant::new(
         "vhost-read-only-written",

@@ -1,6 +1,6 @@
 //! vhost-user front: virtio-blk devices and virtio-scsi controllers of virtual machines on this machine.  Each device has
-//! a socket of its own, and one server on the engine's core serves them all: guests' requests reach their volumes without
-//! a message.
+//! a socket of its own, and one server on the engine's core serves them all.  Queues of virtio-blk devices are distributed
+//! over all cores.
 
 mod controllers;
 
@@ -181,8 +181,8 @@ impl HostFront for VhostFront {
         Ok(())
     }
 
-    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, _cores: &'a [CoreHandle]) -> FrontFuture<'a, Result<()>> {
-        let server = VhostServer::new(self.stats.clone());
+    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> FrontFuture<'a, Result<()>> {
+        let server = VhostServer::on_cores(self.stats.clone(), cores.to_vec());
         *self.server.borrow_mut() = Some(server.clone());
         for (name, WaitingExport { spec, export, socket }) in self.waiting.take() {
             if let Err(failure) = add(&server, export, socket) {

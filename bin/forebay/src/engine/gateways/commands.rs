@@ -4,8 +4,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_gateways::assign::LoadPlan;
-use forebay_gateways::load::GroupLoads;
 use forebay_gateways::store::GroupStore;
 use forebay_gateways::{
     ChangeRefusal, GatewayGroupId, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupIdentity, GroupPolicy,
@@ -15,10 +13,10 @@ use forebay_image::ImageFeatures;
 use forebay_messenger::Address;
 use forebay_reactor::{spawn, timeout, wall_clock};
 
-use super::guests::{check_socket, plan_end, refuse_leaving};
+use super::guests::{check_socket, refuse_leaving};
 use super::hosts::{GroupHosts, settings_to_change};
-use super::logs::{PlannedLog, wanted_log};
 use super::names::GroupNames;
+use super::plan::{plan_end, plan_export, planned_owner};
 use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings, is_of_one_member};
 use super::{JoinedGroup, StoredMembership, logs, new_start, stale_copies};
 use crate::api::{
@@ -304,84 +302,6 @@ impl JoinedGroup {
         }
         Ok(())
     }
-}
-
-/// Chooses the owner of a new volume: the member that is loaded least, this one if there are several.
-fn first_owner(record: &GroupRecord, loads: &GroupLoads, own: MemberId) -> Result<MemberId> {
-    LoadPlan::new(record, loads).choose(None, Some(own)).ok_or_else(|| {
-        Failure::new(FailureKind::Busy, "no member of the group takes volumes: all are drained or out")
-            .hint("'forebay group status' shows them; forebay group drain MEMBER --undo")
-    })
-}
-
-/// Chooses the owner of a new volume: where its log can be, if it is to have one.
-fn planned_owner(record: &GroupRecord, loads: &GroupLoads, own: MemberId, planned: &PlannedLog) -> Result<MemberId> {
-    if planned.copies.is_some() {
-        return Ok(planned.owner);
-    }
-    let first = first_owner(record, loads, own)?;
-    let takes_log = planned.log.is_none() || planned.primaries.contains(&first);
-    Ok(if takes_log { first } else { planned.owner })
-}
-
-/// Reads the settings of a volume that are to be changed.
-fn to_change(name: &VolumeName, entry: &GatewayVolume) -> Result<VolumeSettings> {
-    settings::read_to_change(&format!("the settings of {name}"), &entry.settings)
-}
-
-/// Chooses the changes that add an export to the record.
-fn plan_export(
-    record: &GroupRecord,
-    (name, own): (&VolumeName, MemberId),
-    request: &AttachRequest,
-    identity: &str,
-    planned: &PlannedLog,
-    owner: impl FnOnce(&GroupRecord) -> Result<MemberId>,
-) -> Result<Vec<GroupChange>> {
-    let entry = record.volume(name);
-    if entry.is_some_and(|entry| entry.leaving) {
-        return Err(Failure::new(FailureKind::Busy, format!("the image {name} is being removed from the group"))
-            .hint("try again when its owner has closed it"));
-    }
-    let mut settings = entry.map_or_else(|| Ok(VolumeSettings::default()), |entry| to_change(name, entry))?;
-    let log_before = settings.log.clone();
-    settings.log = wanted_log(name, entry, log_before.as_ref(), planned)?;
-    if let Some(before) = settings.export_at(own, request.front) {
-        let same = AttachRequest { unit: request.unit.or(before.unit), ..request.clone() };
-        return match same == *before {
-            true if settings.log == log_before => Ok(Vec::new()),
-            true => Ok(vec![GroupChange::SetVolume { volume: name.clone(), settings: settings::write(&settings) }]),
-            false => Err(Failure::new(FailureKind::Exists, format!("the image {name} is exported already"))
-                .hint(format!("end that first: forebay detach {name}"))),
-        };
-    }
-    let mut export = request.clone();
-    if let Some(units) = request.front.units().filter(|_| !is_of_one_member(request.front)) {
-        let all = record.volumes().iter().filter(|(other, _)| *other != name);
-        let taken: Vec<u32> =
-            all.flat_map(|(_, volume)| settings::taken_units(&volume.settings, request.front)).collect();
-        let chosen = match request.unit {
-            Some(unit) if taken.contains(&unit) => {
-                return Err(Failure::new(FailureKind::Exists, format!("number {unit} is taken in the group")));
-            }
-            Some(unit) => Some(unit),
-            None => units.clone().find(|unit| !taken.contains(unit)),
-        };
-        export.unit =
-            Some(chosen.ok_or_else(|| Failure::new(FailureKind::NoSpace, "all numbers of the group are taken"))?);
-    }
-    settings.identity = identity.to_owned();
-    settings.add_export(own, export);
-    let (volume, settings) = (name.clone(), settings::write(&settings));
-    if entry.is_some() {
-        return Ok(vec![GroupChange::SetVolume { volume, settings }]);
-    }
-    let owner = owner(record)?;
-    let copies = planned.copies.clone().map(|copies| {
-        let volume = volume.clone();
-        GroupChange::SetCopies { volume, owner, copies: Some(copies) }
-    });
-    Ok(std::iter::once(GroupChange::AddVolume { volume, owner, settings }).chain(copies).collect())
 }
 
 impl Engine {

@@ -4,22 +4,16 @@
 //! the same volume to a guest of its own machine, as a live migration needs.
 
 use std::cell::Cell;
-use std::future::poll_fn;
 use std::path::Path;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
-use forebay_block::{
-    BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, SizeWatch,
-    reservation::Reservations,
-};
-use forebay_gateways::{GatewayMember, GatewayVolume, GroupChange, GroupRecord, MemberId, VolumeName};
-use forebay_reactor::sync::Notify;
-use forebay_reactor::{sleep, spawn, yield_now};
+use forebay_block::BlockDevice;
+use forebay_gateways::{GatewayMember, GatewayVolume, GroupRecord, MemberId, VolumeName};
+use forebay_reactor::{sleep, spawn};
 
-use super::settings::{self, MemberSettings, VolumeSettings, is_of_one_member};
+use super::guest_volume::GuestVolume;
+use super::settings::{self, MemberSettings, VolumeSettings};
 use super::{ByVolume, JoinedGroup};
 use crate::api::{AttachRequest, Front, GatewaySocket, VhostSocketOptions};
 use crate::engine::exports::socket_taken;
@@ -51,7 +45,7 @@ struct GuestSocket {
 impl GuestExports {
     /// Returns a volume as a guest is to have it.
     pub(super) fn wrap(&self, name: &VolumeName, device: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
-        let volume = Rc::new(GuestVolume { device, outcome: Rc::default() });
+        let volume = Rc::new(GuestVolume::new(device));
         self.volumes.borrow_mut().insert(name.clone(), volume.clone());
         volume
     }
@@ -64,84 +58,6 @@ impl GuestExports {
     /// Forgets sockets of exports that are not wanted any more.
     pub(super) fn retain_sockets(&self, is_wanted: impl Fn(&VolumeName) -> bool) {
         self.sockets.borrow_mut().retain(|name, _| is_wanted(name));
-    }
-}
-
-/// Volume of the group as a guest has it.  A guest has no other path, and no way to be told to wait: a request that fails
-/// because this member was fenced, or is cut off, is held until the guest's connection ends.  It stays in the record of
-/// requests in flight then, and is executed again when this member serves.
-pub(super) struct GuestVolume {
-    device: Rc<dyn BlockDevice>,
-    outcome: Rc<FencedOutcome>,
-}
-
-/// Outcome of the requests of a guest whose member was fenced.
-#[derive(Default)]
-struct FencedOutcome {
-    /// Set once the queues of all connections leave such requests to the next device.
-    shown: Cell<bool>,
-    /// Set once the connections have ended: what completes now must not change the guest's memory any more.
-    over: Cell<bool>,
-    changed: Notify,
-}
-
-impl GuestVolume {
-    /// Ends the connections of an export.
-    pub(super) async fn end(&self, disconnect: impl Future<Output = ()>) {
-        let mut disconnect = pin!(disconnect);
-        let is_over = poll_fn(|cx| Poll::Ready(disconnect.as_mut().poll(cx).is_ready())).await;
-        // The connections are told now.  They tell their queues in their next turn.
-        for _ in 0..2 {
-            yield_now().await;
-        }
-        self.outcome.shown.set(true);
-        self.outcome.changed.notify_all();
-        if !is_over {
-            disconnect.await;
-        }
-        self.outcome.over.set(true);
-    }
-}
-
-impl FencedOutcome {
-    async fn of<T>(&self, result: forebay_block::Result<T>) -> forebay_block::Result<T> {
-        if self.over.get() {
-            return Err(Error::new(ErrorKind::Fenced, "the connection of this guest has ended"));
-        }
-        if let Err(error) = &result
-            && error.kind() == ErrorKind::Fenced
-        {
-            self.changed.wait_until(|| self.shown.get()).await;
-        }
-        result
-    }
-}
-
-impl BlockDevice for GuestVolume {
-    fn geometry(&self) -> Geometry {
-        self.device.geometry()
-    }
-
-    fn submit(&self, request: BlockRequest) -> LocalFuture<forebay_block::Result<BlockReply>> {
-        let (result, outcome) = (self.device.submit(request), self.outcome.clone());
-        Box::pin(async move { outcome.of(result.await).await })
-    }
-
-    fn unit(&self) -> Option<u64> {
-        self.device.unit()
-    }
-
-    fn map(&self, extent: Extent) -> LocalFuture<forebay_block::Result<ExtentMap>> {
-        let (result, outcome) = (self.device.map(extent), self.outcome.clone());
-        Box::pin(async move { outcome.of(result.await).await })
-    }
-
-    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
-        self.device.size_watch()
-    }
-
-    fn reservations(&self) -> Option<Reservations> {
-        self.device.reservations()
     }
 }
 
@@ -238,7 +154,7 @@ fn has_socket(settings: &VolumeSettings, member: MemberId, path: &Path) -> bool 
     settings.export_at(member, Front::Vhost).and_then(AttachRequest::socket_path) == Some(path)
 }
 
-fn host_of(record: &GroupRecord, member: MemberId) -> String {
+pub(super) fn host_of(record: &GroupRecord, member: MemberId) -> String {
     record.member(member).map_or_else(|| member.to_string(), |member| member.host.clone())
 }
 
@@ -257,74 +173,6 @@ pub(super) fn check_socket(
         Some((other, _)) => Err(socket_taken(path, other)),
         None => Ok(()),
     }
-}
-
-/// Chooses the change of the record that ends an export: for all members, or of the member that ends it.
-///
-/// With `force`, a member that does not have the export ends those of members that are out.
-pub(super) fn plan_end(
-    record: &GroupRecord,
-    name: &VolumeName,
-    own: MemberId,
-    front: Front,
-    force: bool,
-) -> Result<Vec<GroupChange>> {
-    let entry = record.volume(name).filter(|entry| !entry.leaving);
-    let has_log = entry.is_some_and(|entry| entry.copies.is_some());
-    let mut settings = match entry {
-        Some(entry) => settings::read_to_change(&format!("the settings of {name}"), &entry.settings)?,
-        None => VolumeSettings::default(),
-    };
-    let is_out = |member| record.member(member).is_none_or(|member| !member.state.serves());
-    if settings.export_at(own, front).is_some() {
-        settings.remove_export(own, front);
-    } else {
-        let elsewhere: Vec<MemberId> = match is_of_one_member(front) {
-            true => settings.member_exports.iter().map(|own| own.member).collect(),
-            false => Vec::new(),
-        };
-        let out: Vec<MemberId> = elsewhere.iter().copied().filter(|member| is_out(*member)).collect();
-        if out.is_empty() || !force {
-            return Err(not_exported_here(record, name, front, &elsewhere, out.first()));
-        }
-        settings.member_exports.retain(|own| !out.contains(&own.member));
-    }
-    // Nobody would end those of members that have left.
-    settings.member_exports.retain(|own| record.member(own.member).is_some());
-    let volume = name.clone();
-    let has_log = has_log || settings.log.is_some();
-    if !settings.has_exports() {
-        // With a log, its owner removes the volume when that has ended.
-        settings.log = None;
-    }
-    Ok(vec![match settings.has_exports() || has_log {
-        true => GroupChange::SetVolume { volume, settings: settings::write(&settings) },
-        false => GroupChange::RemoveVolume { volume },
-    }])
-}
-
-fn not_exported_here(
-    record: &GroupRecord,
-    name: &VolumeName,
-    front: Front,
-    elsewhere: &[MemberId],
-    out: Option<&MemberId>,
-) -> Failure {
-    if elsewhere.is_empty() {
-        let what = format!("the image {name} is not exported over {}", front.name());
-        return Failure::new(FailureKind::NotFound, what).hint("'forebay targets' lists what is exported");
-    }
-    let hosts: Vec<String> = elsewhere.iter().map(|member| host_of(record, *member)).collect();
-    let what = format!("{name} is exported over {} at {}, not at this member", front.name(), hosts.join(", "));
-    let mut hint = "detach it there".to_owned();
-    if let Some(out) = out {
-        let host = host_of(record, *out);
-        hint = format!(
-            "{hint}; {host} is out: 'forebay detach {name} --{} --force' ends its export from here",
-            front.name()
-        );
-    }
-    Failure::new(FailureKind::NotFound, what).hint(hint)
 }
 
 /// Refuses that a member leaves which exports volumes to guests: they have no other path.

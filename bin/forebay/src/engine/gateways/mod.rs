@@ -7,6 +7,7 @@
 mod commands;
 mod copies;
 mod exports;
+mod guest_volume;
 mod guests;
 mod hosts;
 mod loads;
@@ -14,6 +15,7 @@ mod logs;
 mod names;
 mod owner;
 mod paths;
+mod plan;
 mod refusals;
 mod settings;
 mod stale_copies;

@@ -42,6 +42,8 @@ pub(super) struct BlockWork {
     in_flight: InFlight<BlockFuture, PendingBlock>,
     ended: EndedBlocks,
     bytes: u64,
+    /// Set once the volume ends with this daemon: what is in flight and in the ring is left to the next one.
+    closing: bool,
     rules: BlockRules,
     began: Instant,
     serial: [u8; crate::serve::SERIAL_MAX],
@@ -54,7 +56,18 @@ impl BlockWork {
         let (serial, rules) = (model.serial(), model.rules(device.features.get()));
         let (in_flight, transfer_max) = (InFlight::new(usize::from(size).max(1)), rules.geometry.transfer_max);
         let (group, ended) = (Vec::new(), EndedBlocks::default());
-        Self { device: device.clone(), group, in_flight, ended, bytes: 0, rules, began: now(), serial, transfer_max }
+        Self {
+            device: device.clone(),
+            group,
+            in_flight,
+            ended,
+            bytes: 0,
+            closing: false,
+            rules,
+            began: now(),
+            serial,
+            transfer_max,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -63,6 +76,10 @@ impl BlockWork {
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing
     }
 
     pub(super) fn set_task(&mut self, task: &Waker) {
@@ -92,28 +109,38 @@ impl BlockWork {
     }
 
     pub(super) fn start_group(&mut self, mut give_back: impl FnMut(EndedChain)) {
-        let Self { in_flight, group, device, ended, bytes, .. } = self;
+        let Self { in_flight, group, device, ended, bytes, closing, .. } = self;
         for (future, pending) in group.drain(..) {
             if let Some((done, pending)) = in_flight.start(future, pending) {
                 *bytes -= pending.bytes;
-                give_back(ended.end(device, done, pending));
+                match is_closing(&done) {
+                    true => *closing = true,
+                    false => give_back(ended.end(device, done, pending)),
+                }
             }
         }
         ended.count(device);
     }
 
     pub(super) fn poll(&mut self, abandoned: bool, mut give_back: impl FnMut(EndedChain)) {
-        let Self { in_flight, device, ended, bytes, .. } = self;
+        let Self { in_flight, device, ended, bytes, closing, .. } = self;
         in_flight.poll(|done, pending| {
             *bytes -= pending.bytes;
             let fenced = done.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Fenced);
-            // Another daemon has taken the volume over: the request is executed there, and an error would reach the guest.
-            if !(abandoned && fenced) {
+            *closing |= is_closing(&done);
+            // Another daemon has taken the volume over, or this one ends: the request is executed by the daemon that serves
+            // the guest next, and an error would reach the guest.
+            if !(abandoned && fenced || is_closing(&done)) {
                 give_back(ended.end(device, done, pending));
             }
         });
         ended.count(device);
     }
+}
+
+/// Returns whether a request was not executed because the volume ends with this daemon.
+fn is_closing(done: &BlockDone) -> bool {
+    done.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::ShuttingDown)
 }
 
 impl EndedBlocks {
@@ -133,7 +160,7 @@ impl EndedBlocks {
         if self.0.is_empty() {
             return;
         }
-        let (now, counters) = (now(), device.stats.counters());
+        let (now, counters) = (now(), &device.counters);
         for EndedBlock { kind, bytes, began, failed } in self.0.drain(..) {
             counters.answered(kind, bytes, now.since(began), failed);
         }

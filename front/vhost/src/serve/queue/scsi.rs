@@ -122,7 +122,7 @@ impl ScsiWork {
             let used = ended.respond(self.device.log().as_ref());
             let EndedScsi { note, outcome } = ended;
             let failed = outcome.response != scsi::ScsiResponse::Ok || outcome.status != forebay_scsi::status::GOOD;
-            self.device.stats.counters().answered(note.kind, note.bytes, now().since(note.began), failed);
+            self.device.counters.answered(note.kind, note.bytes, now().since(note.began), failed);
             give_back(EndedChain { token: note.token, writable: note.writable, used });
         }
     }

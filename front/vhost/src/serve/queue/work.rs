@@ -56,10 +56,15 @@ impl QueueWork {
         }
     }
 
+    /// Returns whether the volume ends with this daemon: requests are left to the next one, in the record and in the ring.
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self, Self::Block(work) if work.is_closing())
+    }
+
     /// Returns whether chains are to be taken: buffers for events stay in the ring until there is an event.
     pub(super) fn wants_chains(&self) -> bool {
         match self {
-            Self::Block(_) => true,
+            Self::Block(work) => !work.is_closing(),
             Self::Scsi(work) => work.wants_chains(),
         }
     }
