@@ -88,6 +88,11 @@ impl Page {
 
     /// Writes `data` at `start`; a private copy is allocated from `memory` if needed.
     fn write(&mut self, start: usize, data: &[u8], memory: &BufPool) {
+        if start == 0 {
+            // Pages of a large volume are in no cache.  Asked for all at once, their lines arrive together; stores would wait
+            // for a few at a time.
+            self.bytes.prefetch(data.len());
+        }
         // A clone that shares the page shares its bytes: the counter, elsewhere in memory, need not be looked at.
         if let Some(bytes) = self.bytes.get_mut() {
             return bytes[start..start + data.len()].copy_from_slice(data);
