@@ -218,8 +218,9 @@ fn addresses_are_translated_behind_an_iommu() {
             assert_ne!(front_end.features & feature::ACCESS_PLATFORM, 0);
             let write = VirtioBlkRequest::write(0, &pattern(0, 8, 7));
             front_end.submit_all(0, std::slice::from_ref(&write)).expect("space");
-            let mut misses = 0;
+            let (mut misses, deadline) = (0, soon());
             while front_end.queues[0].in_flight() > 0 {
+                assert!(Instant::now() < deadline, "not translated in time, after {misses} misses");
                 let channel = front_end.channel.as_ref().expect("negotiated");
                 if let Ok(miss) = channel.await_iotlb(Duration::from_millis(20)) {
                     assert_eq!(miss.kind, 1, "a miss");
