@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use forebay_vhost_host::block::{SECTOR, SectorRange};
 use forebay_vhost_host::hostile::{self, pattern};
+use forebay_vhost_host::memory::RegionLayout;
 use forebay_vhost_host::message::{IotlbMessage, feature};
 use forebay_vhost_host::{
     DeviceUnderTest, FrontEnd, FrontEndError, FrontEndOptions, FrontEndStage, ResumableFrontEnd, VirtioBlkRequest,
@@ -84,6 +85,26 @@ fn a_queue_is_stopped_and_goes_on() {
             exercise_stops(&server, &options.with(features));
         }
     }
+}
+
+#[test]
+fn memory_is_added_when_all_cores_know_it() {
+    let server = servers(1).last().expect("queues on several cores");
+    let options = FrontEndOptions { by_slots: true, ..FrontEndOptions::default() };
+    let mut front_end = connect(&server, &options);
+    // The queue's core: the other device's queue is on that of the volumes.
+    let blocked = server.block_core(1);
+    std::thread::scope(|scope| {
+        let front_end = &mut front_end;
+        let adding = scope.spawn(move || front_end.add_region(&RegionLayout { guest: 1 << 32, size: 1 << 20 }));
+        let mut other = FrontEnd::connect(&server.device(1), &FrontEndOptions::default()).expect("accepted");
+        exercise(&mut other, 1, 20);
+        assert!(!adding.is_finished(), "acknowledged before the queue knows of it");
+        drop(blocked);
+        adding.join().expect("no panic").expect("added");
+    });
+    front_end.write_sectors(0, &pattern(0, 8, 1)).expect("written");
+    assert_eq!(front_end.read_sectors(0, 4096).expect("read"), pattern(0, 8, 1));
 }
 
 #[test]

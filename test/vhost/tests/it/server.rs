@@ -62,6 +62,7 @@ pub struct OurServer {
     /// Fence before the volumes of virtio-blk devices.
     pub fence: Arc<Fence>,
     orders: Sender<(ServerOrder, Sender<()>)>,
+    handles: Vec<CoreHandle>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -95,7 +96,8 @@ impl OurServer {
     fn start_in(folder: TempDir, queues: u16, cores: usize, connect: bool, units: Option<u16>) -> Self {
         let (orders, taken) = channel();
         let (stats, fence) = (VhostStats::new(), Arc::default());
-        let mut this = Self { folder, queues, cores, connect, units, stats, fence, orders, thread: None };
+        let mut this =
+            Self { folder, queues, cores, connect, units, stats, fence, orders, handles: Vec::new(), thread: None };
         this.launch(taken);
         this
     }
@@ -116,15 +118,17 @@ impl OurServer {
             linger: Duration::from_micros(50),
             ..CoresOptions::default()
         };
-        let (up, came_up) = channel();
+        let ((up, came_up), (told, handles)) = (channel(), channel());
         self.thread = Some(std::thread::spawn(move || {
             let cores = Cores::start(&options).expect("cores");
             let (all, (ended, has_ended)) = (cores.handles(), channel());
+            told.send(all.clone()).expect("the test waits");
             drop(cores.handle(0).run(move || setup.serve(all, up, orders, ended)));
             // A core that panics is reported below.
             let _ = has_ended.recv();
             cores.stop().expect("no core panics");
         }));
+        self.handles = handles.recv().expect("cores");
         came_up.recv().expect("the server comes up");
     }
 
@@ -143,6 +147,18 @@ impl OurServer {
     /// Lets requests to the first volume wait from now on, or go on.
     pub fn hold(&self, hold: bool) {
         self.order(ServerOrder::Hold(hold));
+    }
+
+    /// Blocks a core until the returned value is dropped.
+    pub fn block_core(&self, core: usize) -> Sender<()> {
+        let ((release, released), (blocked, is_blocked)) = (channel::<()>(), channel());
+        drop(self.handles[core].run(async move || {
+            blocked.send(()).expect("the test waits");
+            // Nothing is sent: it ends when the other side is dropped.
+            let _ = released.recv();
+        }));
+        is_blocked.recv().expect("the core runs");
+        release
     }
 
     /// Gives the first volume another size.
