@@ -17,9 +17,10 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_block::BlockDevice;
+use forebay_block::{BlockDevice, InFlightTracker};
 use forebay_reactor::{Addr, CoreHandle, Listener, Stream, fs, sleep, spawn, wall_clock};
 use forebay_scsi::{LogicalUnits, ScsiTarget};
 use forebay_serve::{ConnectionStopSignal, ServerConnections};
@@ -121,6 +122,8 @@ struct ServedExport {
     owner: Rc<RingOwner>,
     /// Cores of its queues, if some are on others than this one.
     spread: Option<QueueSpread>,
+    /// Ended connections whose other cores may not have released the volume yet.
+    releases: InFlightTracker,
     connections: Rc<ServerConnections<Rc<ConnectionStopSignal>>>,
     /// Set once no front-end is taken any more.
     withdrawn: Cell<bool>,
@@ -194,6 +197,7 @@ impl VhostServer {
             export,
             socket,
             owner: Rc::default(),
+            releases: InFlightTracker::default(),
             connections: ServerConnections::new(),
             withdrawn: Cell::new(false),
         });
@@ -269,10 +273,18 @@ impl VhostServer {
         let connection = self.numbers.next();
         tracing::info!(export = name, connection, "a vhost-user front-end has connected");
         let channel = FrontEndChannel::Direct(None);
-        let device = Rc::new(VhostDevice::new(export, self.pools.clone(), stats.add_core(), channel));
+        let device = Rc::new(VhostDevice::new(export, self.pools.clone(), stats.add_core(), Arc::default(), channel));
         let copies = served.spread.as_ref().map_or_else(Vec::new, |spread| spread.copy(&device, &stats));
         let claim = RingClaim { owner: served.owner.clone(), connection };
-        let reason = VhostConnection::new(stream, device, copies, claim, stats).serve(stop_signal).await;
+        let served_connection = VhostConnection::new(stream, device, copies, claim, stats).serve(stop_signal);
+        let (reason, copies) = served_connection.await;
+        let release = served.releases.begin();
+        drop(spawn(async move {
+            for copy in copies {
+                copy.end().await;
+            }
+            drop(release);
+        }));
         match reason.is_fault() {
             true => {
                 self.stats.count(|counts| counts.ended_for_cause += 1);
@@ -298,6 +310,7 @@ impl VhostServer {
         let Some(served) = self.find(name) else { return };
         served.withdrawn.set(true);
         served.connections.stop(|stop_signal| stop_signal.stop()).await;
+        served.releases.drain().await;
         if let VhostSocket::Listen { path, .. } = &served.socket {
             // A socket path left behind would be replaced by the next export there.
             let _ = fs::remove_file(path);

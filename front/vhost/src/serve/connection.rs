@@ -121,13 +121,15 @@ impl VhostConnection {
         Self { stream, device, session, queues: slots, regions, claim, stats, copies }
     }
 
-    /// Serves the front-end until the connection ends, and then waits for its requests in flight.
-    pub(super) async fn serve(mut self, stop_signal: &ConnectionStopSignal) -> VhostEndReason {
+    /// Serves the front-end until the connection ends, and then waits for its requests in flight.  Returns the reason, and the
+    /// copies of the device that are to be ended.
+    pub(super) async fn serve(mut self, stop_signal: &ConnectionStopSignal) -> (VhostEndReason, Vec<Rc<DeviceCopy>>) {
         let reason = match self.exchange(stop_signal).await {
             Ok(never) => never,
             Err(reason) => reason,
         };
         self.stream.shutdown();
+        self.device.phase.set_ended();
         for slot in &self.queues {
             slot.order(QueueOrder::Abandon);
         }
@@ -136,15 +138,18 @@ impl VhostConnection {
                 _ = slot.end().await;
             }
         });
-        if drained.await.is_err() {
+        let drained = drained.await;
+        self.device.phase.set_over();
+        if drained.is_err() {
             // Their tasks go on, and keep the right to run rings until then.
             let export = &self.device.export.name;
             tracing::warn!(
                 export,
                 "a vhost-user connection ended with requests in flight that the volume does not complete"
             );
+            self.copies.clear();
         }
-        reason
+        (reason, self.copies)
     }
 
     async fn exchange(&mut self, stop_signal: &ConnectionStopSignal) -> Result<VhostEndReason, VhostEndReason> {

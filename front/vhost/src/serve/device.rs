@@ -1,8 +1,9 @@
 //! Device as one front-end uses it: what its messages change, and its queues use.
 
 use std::cell::{Cell, Ref, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use forebay_block::{BlockDevice, SizeWatch};
 use forebay_reactor::sync::Notify;
@@ -110,12 +111,104 @@ pub(super) enum DeviceModel {
     Scsi(ScsiModel),
 }
 
-/// Side of the front-end to which a device has questions.
+/// Way from a device to its front-end.
 pub(super) enum FrontEndChannel {
     /// Channel that the front-end may have given to the back-end.
     Direct(Option<BackendChannel>),
-    /// Core of the connection, which asks for this one.
-    Forwarded(cross::Sender<IotlbMiss>),
+    /// Core of the connection, which speaks for this one.
+    Forwarded(DeviceEvents),
+}
+
+/// Event of a copy of a device, for the core of its connection.
+pub(super) enum DeviceEvent {
+    /// Translation that is missing.
+    Miss(IotlbMiss),
+    /// Rule that the guest has broken.
+    Fault(String),
+}
+
+/// Sending half for events of a copy.
+#[derive(Clone)]
+pub(super) struct DeviceEvents {
+    sender: cross::Sender<DeviceEvent>,
+    /// Missing translations that are not asked for yet.
+    misses: Arc<AtomicUsize>,
+}
+
+/// Receiving half for events of the copies.
+pub(super) struct DeviceEventReceiver {
+    receiver: cross::Receiver<DeviceEvent>,
+    misses: Arc<AtomicUsize>,
+}
+
+impl DeviceEvents {
+    /// Maximum misses that wait for the core of the connection; later ones are dropped, and found again at the next kick.
+    const MISSES_MAX: usize = 256;
+
+    /// Creates both halves.
+    pub(super) fn channel() -> (Self, DeviceEventReceiver) {
+        let (sender, receiver) = cross::channel();
+        let misses = Arc::new(AtomicUsize::new(0));
+        (Self { sender, misses: misses.clone() }, DeviceEventReceiver { receiver, misses })
+    }
+
+    fn miss(&self, miss: IotlbMiss) {
+        if self.misses.fetch_add(1, Ordering::Relaxed) >= Self::MISSES_MAX {
+            self.misses.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        // A connection that has ended asks for nothing.
+        let _ = self.sender.send(DeviceEvent::Miss(miss));
+    }
+
+    fn fault(&self, why: String) {
+        let _ = self.sender.send(DeviceEvent::Fault(why));
+    }
+}
+
+impl DeviceEventReceiver {
+    /// Passes events on to the connection's own device, as long as there is one.
+    pub(super) async fn pass_on(mut self, device: Weak<VhostDevice>) {
+        while let Some(event) = self.receiver.recv().await {
+            if matches!(event, DeviceEvent::Miss(_)) {
+                self.misses.fetch_sub(1, Ordering::Relaxed);
+            }
+            let Some(device) = device.upgrade() else { return };
+            match event {
+                DeviceEvent::Miss(miss) => device.request_translation(miss),
+                DeviceEvent::Fault(why) => device.fail(why),
+            }
+        }
+    }
+}
+
+/// Phase of a connection, as all cores of its device see it at once: messages to them may take a while.
+#[derive(Debug, Default)]
+pub(super) struct ConnectionPhase(AtomicU8);
+
+impl ConnectionPhase {
+    const ENDED: u8 = 1;
+    const OVER: u8 = 2;
+
+    /// Begins the end: what is in flight may complete.
+    pub(super) fn set_ended(&self) {
+        self.0.store(Self::ENDED, Ordering::Release);
+    }
+
+    /// Ends the wait for what is in flight: the guest's memory is not changed any more.
+    pub(super) fn set_over(&self) {
+        self.0.store(Self::OVER, Ordering::Release);
+    }
+
+    /// Returns whether the connection ends, or has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.load(Ordering::Acquire) >= Self::ENDED
+    }
+
+    /// Returns whether the guest's memory is another one's.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.load(Ordering::Acquire) >= Self::OVER
+    }
 }
 
 /// Device of one connection on one core.
@@ -126,6 +219,8 @@ pub(super) struct VhostDevice {
     pub(super) pools: Rc<PayloadPools>,
     /// Counters of the connection on this core.
     pub(super) counters: Arc<VhostCounters>,
+    /// Phase of the connection.
+    pub(super) phase: Arc<ConnectionPhase>,
     /// Enabled features.
     pub(super) features: Cell<u64>,
     memory: RefCell<Rc<GuestMemory>>,
@@ -151,6 +246,7 @@ impl VhostDevice {
         export: VhostExport,
         pools: Rc<PayloadPools>,
         counters: Arc<VhostCounters>,
+        phase: Arc<ConnectionPhase>,
         channel: FrontEndChannel,
     ) -> Self {
         let model = match &export.volume {
@@ -163,6 +259,7 @@ impl VhostDevice {
             export,
             pools,
             counters,
+            phase,
             features: Cell::new(0),
             memory: RefCell::default(),
             iotlb: RefCell::default(),
@@ -290,8 +387,7 @@ impl VhostDevice {
         match &*self.channel.borrow() {
             FrontEndChannel::Direct(Some(channel)) => channel.iotlb_miss(miss.iova, miss.access),
             FrontEndChannel::Direct(None) => {}
-            // A connection that has ended asks for nothing.
-            FrontEndChannel::Forwarded(connection) => drop(connection.send(miss)),
+            FrontEndChannel::Forwarded(connection) => connection.miss(miss),
         }
     }
 
@@ -384,6 +480,9 @@ impl VhostDevice {
 
     /// Ends the device for a reason; the first one counts.
     pub(super) fn fail(&self, why: String) {
+        if let FrontEndChannel::Forwarded(connection) = &*self.channel.borrow() {
+            connection.fault(why.clone());
+        }
         self.fault.borrow_mut().get_or_insert(why);
         self.faulted.notify_all();
     }

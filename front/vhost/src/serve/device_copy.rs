@@ -10,15 +10,15 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_block::DeviceHandle;
+use forebay_reactor::cores::Running;
 use forebay_reactor::cross::{self, OneshotSender};
 use forebay_reactor::{CoreHandle, GuardedMapping, spawn};
 
-use super::device::{FrontEndChannel, InflightRegion, VhostDevice};
+use super::device::{ConnectionPhase, DeviceEvents, FrontEndChannel, InflightRegion, VhostDevice};
 use super::queue::{self, QueueControl, QueueOrder};
 use super::{VhostExport, VhostVolume};
 use crate::block::PayloadPools;
 use crate::dirty_log::DirtyLog;
-use crate::iotlb::IotlbMiss;
 use crate::memory::{GuestMemory, GuestRegion, RegionPlace};
 use crate::session::VringState;
 use crate::stats::VhostCounters;
@@ -81,6 +81,8 @@ enum CopyMessage {
     },
     /// Asks whether all changes since the last such message were adopted.
     Settle(OneshotSender<Result<(), String>>),
+    /// Ends the copy.
+    End,
 }
 
 /// Origin of a copy.
@@ -95,8 +97,10 @@ pub(super) struct CopyOrigin {
     pub(super) queues: u16,
     /// Counters of the core.
     pub(super) counters: Arc<VhostCounters>,
-    /// Connection, which asks the front-end for translations.
-    pub(super) connection: cross::Sender<IotlbMiss>,
+    /// Phase of the connection.
+    pub(super) phase: Arc<ConnectionPhase>,
+    /// Connection, which speaks to the front-end.
+    pub(super) connection: DeviceEvents,
 }
 
 /// Copy of a device, as its connection's core sees it.  The copy ends, and abandons its queues, when this is dropped.
@@ -104,14 +108,24 @@ pub(super) struct DeviceCopy {
     messages: cross::Sender<CopyMessage>,
     /// Set while changes may not have been adopted.
     changed: Cell<bool>,
+    served: RefCell<Option<Running<()>>>,
 }
 
 impl DeviceCopy {
     /// Creates a copy on a core.
     pub(super) fn create(core: &CoreHandle, origin: CopyOrigin) -> Self {
         let (messages, receiver) = cross::channel();
-        drop(core.run(move || serve(origin, receiver)));
-        Self { messages, changed: Cell::new(false) }
+        let served = RefCell::new(Some(core.run(move || serve(origin, receiver))));
+        Self { messages, changed: Cell::new(false), served }
+    }
+
+    /// Ends the copy, and waits until it has released the volume.  Queues that still run keep it.
+    pub(super) async fn end(&self) {
+        let _ = self.messages.send(CopyMessage::End);
+        if let Some(served) = self.served.take() {
+            // A core that has stopped has released it too.
+            let _ = served.await;
+        }
     }
 
     fn send(&self, message: CopyMessage) {
@@ -177,6 +191,7 @@ async fn serve(origin: CopyOrigin, mut messages: cross::Receiver<CopyMessage>) {
             }
             CopyMessage::Run { index, ring, order, ended } => copy.run(index, ring, order, ended),
             CopyMessage::Settle(answer) => answer.send(std::mem::replace(&mut settled, Ok(()))),
+            CopyMessage::End => break,
         }
     }
     for control in copy.controls.values() {
@@ -186,7 +201,7 @@ async fn serve(origin: CopyOrigin, mut messages: cross::Receiver<CopyMessage>) {
 
 impl ServedCopy {
     fn new(origin: CopyOrigin) -> Self {
-        let CopyOrigin { name, volume, serial, queues, counters, connection } = origin;
+        let CopyOrigin { name, volume, serial, queues, counters, phase, connection } = origin;
         let volume = VhostVolume::Block { device: volume.attach(), serial };
         let pools = POOLS.with_borrow_mut(|kept| {
             let pools = kept.upgrade().unwrap_or_default();
@@ -194,7 +209,7 @@ impl ServedCopy {
             pools
         });
         let channel = FrontEndChannel::Forwarded(connection);
-        let device = VhostDevice::new(VhostExport { name, volume, queues }, pools, counters, channel);
+        let device = VhostDevice::new(VhostExport { name, volume, queues }, pools, counters, phase, channel);
         Self { device: Rc::new(device), controls: BTreeMap::new() }
     }
 

@@ -211,7 +211,15 @@ async fn run_ring(
     };
     let mut poll = BusyPoll::default();
     loop {
-        let turn = queue.turn()?;
+        let turn = match queue.turn() {
+            Ok(turn) => turn,
+            Err(why) => {
+                device.fail(why.clone());
+                // Rings of a successor must not begin before.
+                queue.drain().await;
+                return Err(why);
+            }
+        };
         if !matches!(turn, QueueTurn::Idle) {
             poll.worked();
         }
@@ -297,6 +305,9 @@ impl RunningQueue {
                 return Ok(None);
             }
         };
+        let inflight = device.inflight_part(index, ring.size)?;
+        // Without a record, the next device finds requests in split rings only, by what they lack in the used ring.
+        let leaves = inflight.is_some() || !device.has(feature::RING_PACKED);
         let setup = VirtqSetup {
             size: ring.size,
             packed: device.has(feature::RING_PACKED),
@@ -307,7 +318,7 @@ impl RunningQueue {
             driver,
             log_used: Some(device_area.guest),
             device: device_area,
-            inflight: device.inflight_part(index, ring.size)?,
+            inflight,
         };
         let (mut virtq, again) = Virtq::start(setup, ring.base).map_err(|violation| in_ring(&violation))?;
         if !again.is_empty() {
@@ -315,7 +326,7 @@ impl RunningQueue {
             tracing::info!(export, index, requests, "executing the requests again that were in flight");
         }
         virtq.disable_kicks(device.log().as_ref());
-        let work = QueueWork::new(index, &device, ring.size);
+        let work = QueueWork::new(index, &device, ring.size, leaves);
         let again = again.into();
         Ok(Some(Self { index, ring, device, control, virtq, again, work, generation }))
     }
@@ -350,7 +361,11 @@ impl RunningQueue {
                 let Some(miss) = error.miss() else { return Err(self.in_ring(error)) };
                 self.device.request_translation(miss);
                 // What cannot be executed again, for want of a translation, stays in the record.
-                let ending = self.control.order.get() != QueueOrder::Run;
+                let ending = match self.control.order.get() {
+                    QueueOrder::Run => false,
+                    QueueOrder::Stop => !self.work.is_closing(),
+                    QueueOrder::Abandon => true,
+                };
                 return Ok(match self.work.is_empty() && ending {
                     true => QueueTurn::Ended,
                     false if completed > 0 => QueueTurn::Progress,
@@ -383,14 +398,21 @@ impl RunningQueue {
     }
 
     fn complete_all(&mut self) -> usize {
-        let Self { work, virtq, device, control, .. } = self;
-        let stopping = control.order.get() == QueueOrder::Abandon;
-        let mut completed = 0;
-        work.poll(stopping, |chain| {
-            completed += 1;
-            give_back(virtq, device, chain);
-        });
-        completed
+        let Self { work, virtq, device, .. } = self;
+        let before = work.len();
+        work.poll(|chain| give_back(virtq, device, chain));
+        // With those that are left in the record: the queue may end now.
+        before - work.len()
+    }
+
+    /// Waits until nothing is in flight, of a ring that is not used any more.
+    async fn drain(&mut self) {
+        poll_fn(|cx| {
+            self.work.set_task(cx.waker());
+            self.work.poll(drop);
+            if self.work.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     /// Polls the requests that were submitted since the last call for the first time.
@@ -498,8 +520,8 @@ async fn wait_for_change(device: &VhostDevice, control: &QueueControl, generatio
 
 /// Returns a chain to the driver.
 fn give_back(virtq: &mut Virtq, device: &VhostDevice, chain: EndedChain) {
-    if device.is_memory_lost() {
-        // The driver does not have what it asked for; the queue ends in this turn.
+    if device.is_memory_lost() || device.phase.is_over() {
+        // The driver does not have what it asked for, and the queue ends in this turn; or the ring is a successor's.
         return;
     }
     virtq.complete(chain.token, chain.used, device.log().as_ref());

@@ -64,6 +64,7 @@ impl QueueSlot {
             };
             if let Err(why) = &result {
                 stats.count_broken_queue();
+                // It has said so itself, unless its core has stopped.
                 device.fail(why.clone());
             }
             result

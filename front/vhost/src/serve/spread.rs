@@ -6,9 +6,9 @@
 use std::rc::Rc;
 
 use forebay_block::DeviceHandle;
-use forebay_reactor::{CoreHandle, cross, spawn};
+use forebay_reactor::{CoreHandle, spawn};
 
-use super::device::VhostDevice;
+use super::device::{DeviceEvents, VhostDevice};
 use super::device_copy::{CopyOrigin, DeviceCopy};
 use super::{VhostExport, VhostVolume};
 use crate::stats::VhostStatsEntry;
@@ -36,20 +36,15 @@ impl QueueSpread {
 
     /// Creates the copies of a connection's device; returns the one of each of its cores.
     pub(super) fn copy(&self, device: &Rc<VhostDevice>, stats: &VhostStatsEntry) -> Vec<Option<Rc<DeviceCopy>>> {
-        let (connection, mut misses) = cross::channel();
-        let asks = Rc::downgrade(device);
-        drop(spawn(async move {
-            while let Some(miss) = misses.recv().await {
-                let Some(device) = asks.upgrade() else { return };
-                device.request_translation(miss);
-            }
-        }));
+        let (connection, events) = DeviceEvents::channel();
+        drop(spawn(events.pass_on(Rc::downgrade(device))));
         let origin = || CopyOrigin {
             name: device.export.name.clone(),
             volume: self.volume.clone(),
             serial: self.serial.clone(),
             queues: device.export.queues,
             counters: stats.add_core(),
+            phase: device.phase.clone(),
             connection: connection.clone(),
         };
         let copy = |core: &CoreHandle| (!core.is_current()).then(|| Rc::new(DeviceCopy::create(core, origin())));

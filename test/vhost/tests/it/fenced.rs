@@ -12,10 +12,11 @@ use forebay_block::{
 };
 use forebay_vhost_host::hostile::pattern;
 use forebay_vhost_host::message::feature;
+use forebay_vhost_host::rings::DriverRing;
 use forebay_vhost_host::{DeviceUnderTest, FrontEnd, FrontEndOptions, ResumableFrontEnd, VirtioBlkRequest};
 
 use crate::ours::{eventually, soon};
-use crate::peer::exercise;
+use crate::peer::{connect, exercise};
 use crate::server::servers;
 
 /// Switch by which requests to a volume fail as those of a daemon that has lost it.
@@ -96,6 +97,32 @@ fn requests_to_a_volume_that_ends_are_left_to_the_next() {
         }
         let data = resumable.front_end.read_sectors(0, 8192).expect("read");
         assert_eq!(data, pattern(0, 16, 1));
+    }
+}
+
+#[test]
+fn a_broken_ring_is_drained_before_a_successor_begins() {
+    for server in servers(1) {
+        let mut front_end = connect(&server, &FrontEndOptions::default());
+        server.hold(true);
+        server.fence.is_up.store(true, Ordering::SeqCst);
+        let submitted = || server.fence.submitted.load(Ordering::SeqCst);
+        let write = [VirtioBlkRequest::write(0, &pattern(0, 8, 1))];
+        front_end.submit_all(0, &write).expect("space");
+        eventually("the request is at the volume", || submitted() == 1);
+        let DriverRing::Split(ring) = &front_end.queues[0].ring else { panic!("it is split") };
+        ring.write_available_index(5000).expect("written");
+        front_end.queues[0].notify().expect("kicked");
+        eventually("the device ends", || front_end.get_features().is_err());
+        let mut successor = connect(&server, &FrontEndOptions::default());
+        successor.submit_all(0, &write).expect("space");
+        for _ in 0..50 {
+            // A turn of the server's core, and some time.
+            server.hold(true);
+        }
+        assert_eq!(submitted(), 1, "a request of the former ring is still at the volume");
+        server.hold(false);
+        eventually("the successor's request is at the volume", || submitted() == 2);
     }
 }
 

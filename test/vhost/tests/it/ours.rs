@@ -174,12 +174,13 @@ fn requests_in_flight_are_executed_again_after_a_crash() {
 #[test]
 fn a_resize_is_announced() {
     for server in servers(1) {
-        let front_end = connect(&server, &FrontEndOptions::default());
+        let mut front_end = connect(&server, &FrontEndOptions::default());
         server.resize(2 * SIZE);
         let channel = front_end.channel.as_ref().expect("negotiated");
         channel.await_config_change(Duration::from_secs(10)).expect("announced");
         let capacity = front_end.get_config(0, 8).expect("read");
         assert_eq!(u64::from_le_bytes(capacity.try_into().expect("8 bytes")), 2 * SIZE as u64 / SECTOR);
+        front_end.write_sectors(SIZE as u64 / SECTOR, &pattern(0, 8, 1)).expect("written past the former end");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::task::Waker;
 
-use forebay_block::ErrorKind;
+use forebay_block::{Error, ErrorKind};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::{Instant, now};
 
@@ -42,8 +42,7 @@ pub(super) struct BlockWork {
     in_flight: InFlight<BlockFuture, PendingBlock>,
     ended: EndedBlocks,
     bytes: u64,
-    /// Set once the volume ends with this daemon: what is in flight and in the ring is left to the next one.
-    closing: bool,
+    leaving: LeavingRule,
     rules: BlockRules,
     began: Instant,
     serial: [u8; crate::serve::SERIAL_MAX],
@@ -51,7 +50,7 @@ pub(super) struct BlockWork {
 }
 
 impl BlockWork {
-    pub(super) fn new(device: &Rc<VhostDevice>, size: u16) -> Self {
+    pub(super) fn new(device: &Rc<VhostDevice>, size: u16, leaves: bool) -> Self {
         let model = device.block();
         let (serial, rules) = (model.serial(), model.rules(device.features.get()));
         let (in_flight, transfer_max) = (InFlight::new(usize::from(size).max(1)), rules.geometry.transfer_max);
@@ -62,7 +61,7 @@ impl BlockWork {
             in_flight,
             ended,
             bytes: 0,
-            closing: false,
+            leaving: LeavingRule { possible: leaves, closing: false },
             rules,
             began: now(),
             serial,
@@ -79,7 +78,7 @@ impl BlockWork {
     }
 
     pub(super) fn is_closing(&self) -> bool {
-        self.closing
+        self.leaving.closing
     }
 
     pub(super) fn set_task(&mut self, task: &Waker) {
@@ -109,28 +108,23 @@ impl BlockWork {
     }
 
     pub(super) fn start_group(&mut self, mut give_back: impl FnMut(EndedChain)) {
-        let Self { in_flight, group, device, ended, bytes, closing, .. } = self;
+        let Self { in_flight, group, device, ended, bytes, leaving, .. } = self;
         for (future, pending) in group.drain(..) {
             if let Some((done, pending)) = in_flight.start(future, pending) {
                 *bytes -= pending.bytes;
-                match is_closing(&done) {
-                    true => *closing = true,
-                    false => give_back(ended.end(device, done, pending)),
+                if !leaving.leaves(device, &done) {
+                    give_back(ended.end(device, done, pending));
                 }
             }
         }
         ended.count(device);
     }
 
-    pub(super) fn poll(&mut self, abandoned: bool, mut give_back: impl FnMut(EndedChain)) {
-        let Self { in_flight, device, ended, bytes, closing, .. } = self;
+    pub(super) fn poll(&mut self, mut give_back: impl FnMut(EndedChain)) {
+        let Self { in_flight, device, ended, bytes, leaving, .. } = self;
         in_flight.poll(|done, pending| {
             *bytes -= pending.bytes;
-            let fenced = done.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Fenced);
-            *closing |= is_closing(&done);
-            // Another daemon has taken the volume over, or this one ends: the request is executed by the daemon that serves
-            // the guest next, and an error would reach the guest.
-            if !(abandoned && fenced || is_closing(&done)) {
+            if !leaving.leaves(device, &done) {
                 give_back(ended.end(device, done, pending));
             }
         });
@@ -138,9 +132,32 @@ impl BlockWork {
     }
 }
 
-/// Returns whether a request was not executed because the volume ends with this daemon.
-fn is_closing(done: &BlockDone) -> bool {
-    done.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::ShuttingDown)
+/// Choice of the requests that are left to the next device.
+struct LeavingRule {
+    /// Set if the next device finds them.
+    possible: bool,
+    /// Set once the volume ends with this daemon: what is in flight and in the ring is left to the next one.
+    closing: bool,
+}
+
+impl LeavingRule {
+    /// Returns whether a request is left: another daemon has taken the volume over, or this one ends.  The daemon that serves
+    /// the guest next executes it, and an error would reach the guest.
+    fn leaves(&mut self, device: &VhostDevice, done: &BlockDone) -> bool {
+        let kind = done.error.as_ref().map(Error::kind);
+        if kind == Some(ErrorKind::ShuttingDown) && self.possible && !std::mem::replace(&mut self.closing, true) {
+            tracing::info!(
+                export = device.export.name,
+                "the volume ends: requests are left for the guest's next device"
+            );
+        }
+        match kind {
+            _ if device.phase.is_over() => true,
+            Some(ErrorKind::ShuttingDown) => self.possible,
+            Some(ErrorKind::Fenced) => device.phase.has_ended(),
+            _ => false,
+        }
+    }
 }
 
 impl EndedBlocks {

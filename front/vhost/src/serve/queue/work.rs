@@ -19,10 +19,10 @@ pub(super) enum QueueWork {
 }
 
 impl QueueWork {
-    /// Creates the work of a queue of `size` entries.
-    pub(super) fn new(index: usize, device: &Rc<VhostDevice>, size: u16) -> Self {
+    /// Creates the work of a queue of `size` entries.  With `leaves`, another device finds requests that this one leaves.
+    pub(super) fn new(index: usize, device: &Rc<VhostDevice>, size: u16, leaves: bool) -> Self {
         match &device.model {
-            DeviceModel::Block(_) => Self::Block(Box::new(BlockWork::new(device, size))),
+            DeviceModel::Block(_) => Self::Block(Box::new(BlockWork::new(device, size, leaves))),
             DeviceModel::Scsi(model) => Self::Scsi(Box::new(ScsiWork::new(index, device, model))),
         }
     }
@@ -95,11 +95,11 @@ impl QueueWork {
         }
     }
 
-    /// Passes the chains of ended requests to `give_back`.  With `abandoned`, those that another daemon will execute stay
-    /// in flight.
-    pub(super) fn poll(&mut self, abandoned: bool, give_back: impl FnMut(EndedChain)) {
+    /// Passes the chains of ended requests to `give_back`, except of those that another daemon will execute: they stay in the
+    /// record.
+    pub(super) fn poll(&mut self, give_back: impl FnMut(EndedChain)) {
         match self {
-            Self::Block(work) => work.poll(abandoned, give_back),
+            Self::Block(work) => work.poll(give_back),
             Self::Scsi(work) => work.poll(give_back),
         }
     }
