@@ -148,7 +148,10 @@ async fn serve(
                     // The size changed in the meantime.  A listener that is gone is removed at the next change.
                     let _ = listener.send(Told::Size);
                 }
-                listeners.borrow_mut().push(listener);
+                let mut listeners = listeners.borrow_mut();
+                // Those of devices that were dropped: their number is that of connections since the start.
+                listeners.retain(|listener| !listener.is_closed());
+                listeners.push(listener);
             }
             Message::AskCores(answer) => {
                 let mut asked = Vec::new();

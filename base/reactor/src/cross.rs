@@ -39,6 +39,11 @@ pub fn channel<T: Send>() -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T: Send> Sender<T> {
+    /// Returns whether the receiver is gone, so that items are refused.
+    pub fn is_closed(&self) -> bool {
+        self.0.receiver_gone.load(Ordering::Acquire)
+    }
+
     /// Appends an item.  Returns the item when the receiver is gone; an item sent while the receiver is being dropped
     /// may be dropped with the queue instead.
     pub fn send(&self, item: T) -> Result<(), T> {
