@@ -3,7 +3,7 @@
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_reactor::{sleep, spawn};
+use forebay_reactor::{sleep, spawn, yield_now};
 use tokio::sync::mpsc;
 
 use super::device;
@@ -205,6 +205,8 @@ async fn distribute(engine: Weak<Engine>, mut events: mpsc::UnboundedReceiver<Li
                 mapping.mark_dead();
             }
         }
+        // Events that come as fast as they are handled must not hold up the core.
+        yield_now().await;
     }
     if let Some(engine) = engine.upgrade() {
         engine.mappings.is_watching.set(false);
