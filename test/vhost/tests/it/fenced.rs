@@ -25,8 +25,8 @@ pub struct Fence {
     is_up: AtomicBool,
     /// Set if requests fail as those of a volume that ends with its daemon, and at once.
     is_closing: AtomicBool,
-    /// Requests that were submitted while it was up.
-    submitted: AtomicUsize,
+    /// Requests that were submitted to the volumes of all devices.
+    pub submitted: AtomicUsize,
 }
 
 /// Volume behind a fence.
@@ -42,10 +42,10 @@ impl BlockDevice for FencedVolume {
     }
 
     fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
+        self.fence.submitted.fetch_add(1, Ordering::SeqCst);
         if !self.fence.is_up.load(Ordering::SeqCst) {
             return self.volume.submit(request);
         }
-        self.fence.submitted.fetch_add(1, Ordering::SeqCst);
         if self.fence.is_closing.load(Ordering::SeqCst) {
             return Box::pin(ready(Err(Error::new(ErrorKind::ShuttingDown, "the volume ends"))));
         }

@@ -1,6 +1,7 @@
 //! Forebay's server under the driver, and under hostile front-ends.
 
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_vhost_host::block::{SECTOR, SectorRange};
@@ -116,6 +117,9 @@ fn a_base_is_told_when_nothing_is_in_flight() {
         server.hold(true);
         let reads: Vec<_> = (0..REQUESTS).map(|_| VirtioBlkRequest::read(0, 4096)).collect();
         front_end.submit_all(0, &reads).expect("space");
+        // Those that it has not taken when it is stopped would stay in the ring.
+        let submitted = || server.fence.submitted.load(Ordering::SeqCst);
+        eventually("the requests are at the volume", || submitted() == 1 + REQUESTS as usize);
         std::thread::scope(|scope| {
             let stopped = scope.spawn(|| front_end.get_vring_base(0).expect("stopped"));
             // The server has much time to stop the ring, and must not.
