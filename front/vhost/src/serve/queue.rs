@@ -361,32 +361,29 @@ impl RunningQueue {
                 let Some(miss) = error.miss() else { return Err(self.in_ring(error)) };
                 self.device.request_translation(miss);
                 // What cannot be executed again, for want of a translation, stays in the record.
-                let ending = match self.control.order.get() {
-                    QueueOrder::Run => false,
-                    QueueOrder::Stop => !self.work.is_closing(),
-                    QueueOrder::Abandon => true,
-                };
-                return Ok(match self.work.is_empty() && ending {
+                return Ok(match self.may_end() {
                     true => QueueTurn::Ended,
                     false if completed > 0 => QueueTurn::Progress,
                     false => QueueTurn::Unmapped,
                 });
             }
         };
-        Ok(match self.is_over() {
+        Ok(match self.may_end() && !self.may_take() {
             true => QueueTurn::Ended,
             false if completed + taken > 0 => QueueTurn::Progress,
             false => QueueTurn::Idle,
         })
     }
 
-    fn is_over(&self) -> bool {
-        match self.control.order.get() {
+    /// Returns whether the queue is ordered to end, and nothing in flight holds it up.
+    fn may_end(&self) -> bool {
+        let ordered = match self.control.order.get() {
             QueueOrder::Run => false,
             // A position says that all before it was executed: with requests that are left it cannot be told.
-            QueueOrder::Stop => self.work.is_empty() && !self.may_take() && !self.work.is_closing(),
-            QueueOrder::Abandon => self.work.is_empty() && !self.may_take(),
-        }
+            QueueOrder::Stop => !self.work.is_closing(),
+            QueueOrder::Abandon => true,
+        };
+        ordered && self.work.is_empty()
     }
 
     /// Returns the position after the end.

@@ -144,16 +144,15 @@ impl LeavingRule {
     /// Returns whether a request is left: another daemon has taken the volume over, or this one ends.  The daemon that serves
     /// the guest next executes it, and an error would reach the guest.
     fn leaves(&mut self, device: &VhostDevice, done: &BlockDone) -> bool {
-        let kind = done.error.as_ref().map(Error::kind);
-        if kind == Some(ErrorKind::ShuttingDown) && self.possible && !std::mem::replace(&mut self.closing, true) {
-            tracing::info!(
-                export = device.export.name,
-                "the volume ends: requests are left for the guest's next device"
-            );
-        }
-        match kind {
+        match done.error.as_ref().map(Error::kind) {
             _ if device.phase.is_over() => true,
-            Some(ErrorKind::ShuttingDown) => self.possible,
+            Some(ErrorKind::ShuttingDown) if self.possible => {
+                if !std::mem::replace(&mut self.closing, true) {
+                    let export = &device.export.name;
+                    tracing::info!(export, "the volume ends: requests are left for the guest's next device");
+                }
+                true
+            }
             Some(ErrorKind::Fenced) => device.phase.has_ended(),
             _ => false,
         }
