@@ -5,6 +5,7 @@ mod backend_channel;
 mod connection;
 mod device;
 mod device_copy;
+mod device_events;
 mod queue;
 mod queue_slot;
 mod ring_owner;

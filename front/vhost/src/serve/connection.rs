@@ -354,10 +354,7 @@ impl VhostConnection {
                 return Ok(StepOutcome::Config(self.device.read_config(offset, len)));
             }
             VhostStep::WriteConfig { offset, is_migration, content } => {
-                match is_migration {
-                    true => self.device.restore_config(offset, &content)?,
-                    false => self.device.write_config(offset, &content)?,
-                }
+                self.device.change_config(offset, &content, is_migration)?;
                 self.tell(|| DeviceChange::Config { offset, is_migration, content: content.clone() });
             }
             VhostStep::CreateInflight { queues } => {

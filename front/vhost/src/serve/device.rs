@@ -1,15 +1,15 @@
 //! Device as one front-end uses it: what its messages change, and its queues use.
 
 use std::cell::{Cell, Ref, RefCell};
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use forebay_block::{BlockDevice, SizeWatch};
+use forebay_reactor::GuardedMapping;
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{GuardedMapping, cross};
 
 use super::backend_channel::BackendChannel;
+use super::device_events::{ConnectionPhase, DeviceEvents};
 use super::scsi_nexus::ScsiModel;
 use super::{SERIAL_MAX, VhostExport, VhostVolume};
 use crate::block::{BlockConfig, BlockRules, PayloadPools};
@@ -117,98 +117,6 @@ pub(super) enum FrontEndChannel {
     Direct(Option<BackendChannel>),
     /// Core of the connection, which speaks for this one.
     Forwarded(DeviceEvents),
-}
-
-/// Event of a copy of a device, for the core of its connection.
-pub(super) enum DeviceEvent {
-    /// Translation that is missing.
-    Miss(IotlbMiss),
-    /// Rule that the guest has broken.
-    Fault(String),
-}
-
-/// Sending half for events of a copy.
-#[derive(Clone)]
-pub(super) struct DeviceEvents {
-    sender: cross::Sender<DeviceEvent>,
-    /// Missing translations that are not asked for yet.
-    misses: Arc<AtomicUsize>,
-}
-
-/// Receiving half for events of the copies.
-pub(super) struct DeviceEventReceiver {
-    receiver: cross::Receiver<DeviceEvent>,
-    misses: Arc<AtomicUsize>,
-}
-
-impl DeviceEvents {
-    /// Maximum misses that wait for the core of the connection; later ones are dropped, and found again at the next kick.
-    const MISSES_MAX: usize = 256;
-
-    /// Creates both halves.
-    pub(super) fn channel() -> (Self, DeviceEventReceiver) {
-        let (sender, receiver) = cross::channel();
-        let misses = Arc::new(AtomicUsize::new(0));
-        (Self { sender, misses: misses.clone() }, DeviceEventReceiver { receiver, misses })
-    }
-
-    fn miss(&self, miss: IotlbMiss) {
-        if self.misses.fetch_add(1, Ordering::Relaxed) >= Self::MISSES_MAX {
-            self.misses.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        // A connection that has ended asks for nothing.
-        let _ = self.sender.send(DeviceEvent::Miss(miss));
-    }
-
-    fn fault(&self, why: String) {
-        let _ = self.sender.send(DeviceEvent::Fault(why));
-    }
-}
-
-impl DeviceEventReceiver {
-    /// Passes events on to the connection's own device, as long as there is one.
-    pub(super) async fn pass_on(mut self, device: Weak<VhostDevice>) {
-        while let Some(event) = self.receiver.recv().await {
-            if matches!(event, DeviceEvent::Miss(_)) {
-                self.misses.fetch_sub(1, Ordering::Relaxed);
-            }
-            let Some(device) = device.upgrade() else { return };
-            match event {
-                DeviceEvent::Miss(miss) => device.request_translation(miss),
-                DeviceEvent::Fault(why) => device.fail(why),
-            }
-        }
-    }
-}
-
-/// Phase of a connection, as all cores of its device see it at once: messages to them may take a while.
-#[derive(Debug, Default)]
-pub(super) struct ConnectionPhase(AtomicU8);
-
-impl ConnectionPhase {
-    const ENDED: u8 = 1;
-    const OVER: u8 = 2;
-
-    /// Begins the end: what is in flight may complete.
-    pub(super) fn set_ended(&self) {
-        self.0.store(Self::ENDED, Ordering::Release);
-    }
-
-    /// Ends the wait for what is in flight: the guest's memory is not changed any more.
-    pub(super) fn set_over(&self) {
-        self.0.store(Self::OVER, Ordering::Release);
-    }
-
-    /// Returns whether the connection ends, or has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.0.load(Ordering::Acquire) >= Self::ENDED
-    }
-
-    /// Returns whether the guest's memory is another one's.
-    pub(super) fn is_over(&self) -> bool {
-        self.0.load(Ordering::Acquire) >= Self::OVER
-    }
 }
 
 /// Device of one connection on one core.
@@ -430,11 +338,19 @@ impl VhostDevice {
         content
     }
 
-    /// Writes the configuration space, as a driver does.
+    /// Writes the configuration space as the front-end asks for: for a driver, or on the destination of a migration.
     ///
     /// # Errors
     /// Text that says what cannot be written.
-    pub(super) fn write_config(&self, offset: u32, content: &[u8]) -> Result<(), String> {
+    pub(super) fn change_config(&self, offset: u32, content: &[u8], is_migration: bool) -> Result<(), String> {
+        match is_migration {
+            true => self.restore_config(offset, content),
+            false => self.write_config(offset, content),
+        }
+    }
+
+    /// Writes the configuration space, as a driver does.
+    fn write_config(&self, offset: u32, content: &[u8]) -> Result<(), String> {
         match &self.model {
             DeviceModel::Block(model) => {
                 model.config.borrow_mut().write(offset, content).map_err(|refusal| refusal.to_string())
@@ -444,10 +360,7 @@ impl VhostDevice {
     }
 
     /// Restores what the driver had written of the configuration space, out of all of it, on the destination of a migration.
-    ///
-    /// # Errors
-    /// Text that says what cannot be restored.
-    pub(super) fn restore_config(&self, offset: u32, content: &[u8]) -> Result<(), String> {
+    fn restore_config(&self, offset: u32, content: &[u8]) -> Result<(), String> {
         let writable = match &self.model {
             DeviceModel::Block(_) => BlockConfig::WRITABLE,
             DeviceModel::Scsi(_) => ScsiConfig::WRITABLE,

@@ -14,7 +14,8 @@ use forebay_reactor::cores::Running;
 use forebay_reactor::cross::{self, OneshotSender};
 use forebay_reactor::{CoreHandle, GuardedMapping, spawn};
 
-use super::device::{ConnectionPhase, DeviceEvents, FrontEndChannel, InflightRegion, VhostDevice};
+use super::device::{FrontEndChannel, InflightRegion, VhostDevice};
+use super::device_events::{ConnectionPhase, DeviceEvents};
 use super::queue::{self, QueueControl, QueueOrder};
 use super::{VhostExport, VhostVolume};
 use crate::block::PayloadPools;
@@ -230,8 +231,9 @@ impl ServedCopy {
             DeviceChange::Inflight(mapping, queues) => {
                 device.set_inflight(InflightRegion::new(Rc::new(mapping), queues));
             }
-            DeviceChange::Config { offset, is_migration: false, content } => device.write_config(offset, &content)?,
-            DeviceChange::Config { offset, is_migration: true, content } => device.restore_config(offset, &content)?,
+            DeviceChange::Config { offset, is_migration, content } => {
+                device.change_config(offset, &content, is_migration)?;
+            }
             DeviceChange::Reset => {
                 self.controls.clear();
                 device.reset();

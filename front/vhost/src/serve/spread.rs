@@ -8,8 +8,9 @@ use std::rc::Rc;
 use forebay_block::DeviceHandle;
 use forebay_reactor::{CoreHandle, spawn};
 
-use super::device::{DeviceEvents, VhostDevice};
+use super::device::VhostDevice;
 use super::device_copy::{CopyOrigin, DeviceCopy};
+use super::device_events::DeviceEvents;
 use super::{VhostExport, VhostVolume};
 use crate::stats::VhostStatsEntry;
 
@@ -25,8 +26,9 @@ impl QueueSpread {
     /// Distributes the queues of an export, of which the first is on core number `first`; `None` if all are on this core.
     pub(super) fn new(export: &VhostExport, cores: &[CoreHandle], first: usize) -> Option<Self> {
         let VhostVolume::Block { device, serial } = &export.volume else { return None };
-        let mut cores: Vec<CoreHandle> =
-            cores.iter().cycle().skip(first % cores.len().max(1)).take(cores.len()).cloned().collect();
+        let turn = first.checked_rem(cores.len())?;
+        let mut cores = cores.to_vec();
+        cores.rotate_left(turn);
         cores.truncate(export.queues.into());
         if cores.iter().all(CoreHandle::is_current) {
             return None;
