@@ -318,8 +318,9 @@ pub trait Driver: FileDriver {
     /// Returns the waker for other threads.
     fn unparker(&self) -> Arc<dyn Unpark>;
 
-    /// Opens a listening socket; returns its handle and the bound address (port 0 filled in).
-    fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)>;
+    /// Opens a listening socket; returns its handle and the bound address (port 0 filled in).  With `private`, a Unix socket
+    /// is created for its owner alone.
+    fn listen(&mut self, addr: &Addr, private: bool) -> io::Result<(Handle, Addr)>;
 
     /// Duplicates a listening socket for another core's driver of the same kind.  Both accept from one queue.
     fn share_listener(&mut self, _listener: Handle) -> io::Result<OwnedFd> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::buf::{Buf, BufList, BufMut};
 pub use crate::driver::messages::DESCRIPTORS_MAX;
-use crate::driver::{Handle, Op, messages};
+use crate::driver::{Handle, Op, messages, os};
 use crate::executor::{ReactorState, with_current};
 use crate::ops::OpFuture;
 
@@ -128,8 +128,17 @@ pub struct Listener {
 impl Listener {
     /// Listens on `addr`.  A Unix socket path left by a dead process is replaced; one with a live listener is not.
     pub fn bind(addr: &Addr) -> io::Result<Self> {
+        Self::listen(addr, false)
+    }
+
+    /// Listens as [`bind`](Self::bind) does; nobody but the owner can connect to a Unix socket until its mode is changed.
+    pub fn bind_private(addr: &Addr) -> io::Result<Self> {
+        Self::listen(addr, true)
+    }
+
+    fn listen(addr: &Addr, private: bool) -> io::Result<Self> {
         let inner = with_current(Rc::clone);
-        let (handle, addr) = inner.with_driver(|driver| driver.listen(addr))?;
+        let (handle, addr) = inner.with_driver(|driver| driver.listen(addr, private))?;
         Ok(Self { socket: Rc::new(Socket { inner, handle }), addr })
     }
 
@@ -379,6 +388,12 @@ impl Stream {
     /// TCP, when its last segment has arrived.
     pub fn is_peer_closed(&self) -> bool {
         self.socket.inner.with_driver(|driver| driver.is_peer_closed(self.socket.handle))
+    }
+
+    /// Returns the number of the process on the other side, as it was when the sockets were connected; `None` if that is
+    /// not known: over TCP, in simulation, or when this process cannot see it.
+    pub fn peer_process(&self) -> Option<u32> {
+        self.with_descriptor(os::peer_process).ok().flatten()
     }
 
     /// Shuts down both directions: the peer sees the end of the stream, pending receives and sends return.

@@ -6,6 +6,7 @@ mod connection;
 mod device;
 mod device_copy;
 mod device_events;
+mod incoming;
 mod queue;
 mod queue_slot;
 mod ring_owner;
@@ -181,7 +182,7 @@ impl VhostServer {
         drop(exports);
         let listener = match &socket {
             VhostSocket::Listen { path, mode, user, group } => {
-                let listener = Listener::bind(&Addr::Unix(path.clone()))?;
+                let listener = Listener::bind_private(&Addr::Unix(path.clone()))?;
                 // Ownership first: changing it may clear bits of the mode.
                 if let Err(error) = fs::set_owner(path, *user, *group).and_then(|()| fs::set_mode(path, *mode)) {
                     let _ = fs::remove_file(path);
@@ -218,9 +219,10 @@ impl VhostServer {
         let adopt = |stream: Stream, _| {
             if served.withdrawn.get() || served.connections.len() >= FRONT_ENDS_MAX {
                 self.stats.count(|counts| counts.turned_away += 1);
-                let export = &served.export.name;
+                let (export, pid) = (&served.export.name, stream.peer_process());
                 tracing::warn!(
                     export,
+                    pid,
                     "a vhost-user front-end was turned away: the export ends, or has {FRONT_ENDS_MAX}"
                 );
                 return;
@@ -270,9 +272,11 @@ impl VhostServer {
             VhostVolume::Block { .. } => "blk",
             VhostVolume::Scsi(_) => "scsi",
         };
-        let stats = Rc::new(self.stats.enter(name.clone(), kind, None, wall_clock()));
+        let stats = Rc::new(self.stats.enter(name.clone(), kind, wall_clock()));
         let connection = self.numbers.next();
-        tracing::info!(export = name, connection, "a vhost-user front-end has connected");
+        // Names the virtual machine's monitor, when several compete for a socket.
+        let pid = stream.peer_process();
+        tracing::info!(export = name, connection, pid, "a vhost-user front-end has connected");
         let channel = FrontEndChannel::Direct(None);
         let device = Rc::new(VhostDevice::new(export, self.pools.clone(), stats.add_core(), Arc::default(), channel));
         let copies = served.spread.as_ref().map_or_else(Vec::new, |spread| spread.copy(&device, &stats));

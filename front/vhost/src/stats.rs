@@ -132,8 +132,6 @@ pub struct VhostConnectionStats {
     pub export: String,
     /// Type of the device, such as `blk`.
     pub device: &'static str,
-    /// Process of the front-end, if known.
-    pub pid: Option<u32>,
     /// Rings of the driver.
     pub driver: VhostDriverInfo,
     /// Time at which it connected, since 1970-01-01T00:00:00Z.
@@ -170,7 +168,6 @@ pub struct VhostServerCounts {
 struct LiveFrontEnd {
     export: String,
     device: &'static str,
-    pid: Option<u32>,
     driver: VhostDriverInfo,
     since: Duration,
     /// Counters of each core.
@@ -210,7 +207,6 @@ impl VhostStats {
         let describe = |live: &LiveFrontEnd| VhostConnectionStats {
             export: live.export.clone(),
             device: live.device,
-            pid: live.pid,
             driver: live.driver.clone(),
             since: live.since,
             numbers: live.numbers(),
@@ -257,12 +253,12 @@ impl VhostStats {
     }
 
     /// Adds a connection, until the returned entry is dropped.
-    pub fn enter(&self, export: String, device: &'static str, pid: Option<u32>, since: Duration) -> VhostStatsEntry {
+    pub fn enter(&self, export: String, device: &'static str, since: Duration) -> VhostStatsEntry {
         let mut state = self.lock();
         let id = state.next;
         state.next += 1;
         let (driver, counters) = (VhostDriverInfo::default(), Vec::new());
-        state.live.insert(id, LiveFrontEnd { export, device, pid, driver, since, counters });
+        state.live.insert(id, LiveFrontEnd { export, device, driver, since, counters });
         VhostStatsEntry { stats: self.clone(), id }
     }
 
@@ -318,8 +314,8 @@ mod tests {
     #[test]
     fn an_export_keeps_the_counts_of_ended_connections() {
         let stats = VhostStats::new();
-        let first = stats.enter("disk".into(), "blk", Some(7), Duration::ZERO);
-        let second = stats.enter("disk".into(), "blk", None, Duration::from_secs(1));
+        let first = stats.enter("disk".into(), "blk", Duration::ZERO);
+        let second = stats.enter("disk".into(), "blk", Duration::from_secs(1));
         let (on_first, on_second, on_third) = (first.add_core(), second.add_core(), second.add_core());
         on_first.answered(VhostRequestKind::Read, 4096, Duration::from_micros(3), false);
         on_second.answered(VhostRequestKind::Write, 512, Duration::from_micros(3), false);
@@ -330,7 +326,7 @@ mod tests {
         second.set_driver(driver.clone());
         drop(first);
         let [live] = &stats.connections()[..] else { panic!("one connection") };
-        assert_eq!((live.pid, &live.driver, live.device), (None, &driver, "blk"));
+        assert_eq!((&live.driver, live.device), (&driver, "blk"));
         let [export] = &stats.exports()[..] else { panic!("one export") };
         assert_eq!((export.name.as_str(), export.connections), ("disk", 1));
         let numbers = &export.numbers;

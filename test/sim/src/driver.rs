@@ -216,7 +216,7 @@ impl Driver for SimDriver {
         self.unpark.clone()
     }
 
-    fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)> {
+    fn listen(&mut self, addr: &Addr, _private: bool) -> io::Result<(Handle, Addr)> {
         self.alive_io(|state| {
             let handle = state.core.handle();
             let addr = state.net.listen(handle, addr)?;

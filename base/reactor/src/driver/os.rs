@@ -302,9 +302,14 @@ fn set_option_to(fd: RawFd, level: i32, option: i32, value: libc::c_int) -> io::
         .map(drop)
 }
 
-/// Creates a listening socket; returns it and its bound address.
-pub(crate) fn listen(addr: &Addr, nonblocking: bool) -> io::Result<(OwnedFd, Addr)> {
+/// Creates a listening socket; returns it and its bound address.  With `private`, a Unix socket is created for its owner alone.
+pub(crate) fn listen(addr: &Addr, nonblocking: bool, private: bool) -> io::Result<(OwnedFd, Addr)> {
     let fd = socket(addr, nonblocking)?;
+    if private && matches!(addr, Addr::Unix(_)) {
+        // Linux creates the file with the mode of the socket.
+        // SAFETY: no pointers.
+        check(unsafe { libc::fchmod(fd.as_raw_fd(), 0o600) })?;
+    }
     let sock_addr = SockAddr::new(addr)?;
     if matches!(addr, Addr::Tcp(_)) {
         set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
@@ -419,6 +424,17 @@ pub(crate) fn socket_option(fd: RawFd, option: i32) -> io::Result<i32> {
     // SAFETY: the option's value is one int.
     check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, option, (&raw mut value).cast(), &mut len) })?;
     Ok(value)
+}
+
+/// Returns the number of the process on the other side of a Unix socket, as it was when the sockets were connected; `None` if
+/// this process cannot see it (unix(7), `SO_PEERCRED`).
+pub(crate) fn peer_process(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let mut value = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = mem::size_of_val(&value) as libc::socklen_t;
+    let (socket, option) = (fd.as_raw_fd(), libc::SO_PEERCRED);
+    // SAFETY: the option's value is one `ucred`.
+    check(unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, (&raw mut value).cast(), &mut len) })?;
+    Ok(u32::try_from(value.pid).ok().filter(|pid| *pid != 0))
 }
 
 /// Processors that this process may run on, from before the first reactor was pinned.

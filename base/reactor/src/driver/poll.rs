@@ -474,8 +474,8 @@ impl Driver for PollDriver {
         self.wake.clone()
     }
 
-    fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)> {
-        let (socket, bound) = os::listen(addr, true)?;
+    fn listen(&mut self, addr: &Addr, private: bool) -> io::Result<(Handle, Addr)> {
+        let (socket, bound) = os::listen(addr, true, private)?;
         Ok((os::handle_of(self.add_socket(socket)?), bound))
     }
 

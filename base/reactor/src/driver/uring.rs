@@ -506,8 +506,8 @@ impl Driver for UringDriver {
         self.wake.clone()
     }
 
-    fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)> {
-        let (fd, bound) = os::listen(addr, false)?;
+    fn listen(&mut self, addr: &Addr, private: bool) -> io::Result<(Handle, Addr)> {
+        let (fd, bound) = os::listen(addr, false, private)?;
         let fd = fd.into_raw_fd();
         self.handles.add_socket(fd);
         Ok((os::handle_of(fd), bound))

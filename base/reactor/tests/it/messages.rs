@@ -25,6 +25,7 @@ crate::on_each_driver!(
     a_shutdown_ends_a_waiting_receive,
     accepted_connections_pass_messages,
     only_connected_unix_streams_are_adopted,
+    the_process_of_a_unix_peer_is_known,
     refused_messages,
 );
 
@@ -333,4 +334,12 @@ async fn refused_messages() {
     one.send_message(Buf::zeroed(0), vec![]).await.expect("nothing to send");
     let error = one.recv_message(BufMut::with_capacity(0)).await.0.expect_err("no space");
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+}
+
+async fn the_process_of_a_unix_peer_is_known() {
+    let (one, _other) = pair();
+    assert_eq!(one.peer_process(), Some(std::process::id()));
+    let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("bound");
+    let stream = Stream::connect(listener.local_addr()).await.expect("connected");
+    assert_eq!(stream.peer_process(), None);
 }

@@ -1,6 +1,7 @@
 //! Tests of sockets on both drivers.
 
 use std::cell::Cell;
+use std::os::unix::fs::PermissionsExt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ crate::on_each_driver!(
     a_peer_that_sends_still_is_not_reset,
     a_peer_that_stays_is_left,
     stale_socket_files_are_replaced,
+    private_sockets_are_for_their_owner,
     listeners_that_go_are_waited_for,
     refused_connections,
     a_listener_closed_under_its_accept,
@@ -198,6 +200,20 @@ async fn a_peer_that_stays_is_left() {
     let (client, server) = pair().await;
     assert!(!server.close_gracefully(Duration::from_millis(1)).await);
     assert_eq!(client.recv(BufMut::with_capacity(10)).await.0.expect("ends"), 0);
+}
+
+async fn private_sockets_are_for_their_owner() {
+    let dir = TempDir::new();
+    let path = dir.join("s");
+    // Also in place of one that was not.
+    for _ in 0..2 {
+        let listener = Listener::bind_private(&Addr::Unix(path.clone())).expect("listens");
+        let mode = std::fs::metadata(&path).expect("a socket").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(listener);
+        let open = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(&path, open).expect("changed");
+    }
 }
 
 async fn stale_socket_files_are_replaced() {

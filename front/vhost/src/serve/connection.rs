@@ -10,13 +10,14 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use forebay_block::{LocalFuture, SizeWatch};
-use forebay_reactor::{Buf, BufMut, GuardedMapping, Stream, timeout};
+use forebay_block::SizeWatch;
+use forebay_reactor::{Buf, GuardedMapping, Stream, timeout};
 use forebay_serve::ConnectionStopSignal;
 
 use super::backend_channel::BackendChannel;
 use super::device::{InflightRegion, VhostDevice};
 use super::device_copy::{ControlChange, DeviceChange, DeviceCopy};
+use super::incoming::{IncomingMessage, Received, ReceivedMessage};
 use super::queue::QueueOrder;
 use super::queue_slot::QueueSlot;
 use super::ring_owner::RingClaim;
@@ -24,14 +25,12 @@ use crate::dirty_log::DirtyLog;
 use crate::memory::{GuestMemory, GuestRegion, RegionPlace};
 use crate::session::{DeviceOffer, StepOutcome, VhostSession, VhostStep, VhostViolation};
 use crate::stats::{VhostDriverInfo, VhostStatsEntry};
-use crate::wire::{HEADER_LEN, SharedFileRange, VhostHeader, feature};
+use crate::wire::{SharedFileRange, VhostHeader, feature};
 
 /// Alignment in bytes of regions within their files: the smallest page.
 const PAGE: u64 = 4096;
 /// Maximum time for requests in flight to complete when their connection ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum descriptors of a message: those of a table of memory.
-const DESCRIPTORS_MAX: usize = 32;
 
 /// Reason for which a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -71,18 +70,9 @@ impl VhostEndReason {
     }
 }
 
-/// Message that is being received.
-struct IncomingMessage {
-    /// Receive that has not completed.
-    receive: Option<LocalFuture<(io::Result<(usize, Vec<OwnedFd>)>, BufMut)>>,
-    buf: Option<BufMut>,
-    header: Option<VhostHeader>,
-    descriptors: Vec<OwnedFd>,
-}
-
 /// Next event of a connection.
 enum VhostEvent {
-    Received(io::Result<(usize, Vec<OwnedFd>)>, BufMut),
+    Received(Received),
     Resized,
     Stopped,
     Faulted,
@@ -154,7 +144,7 @@ impl VhostConnection {
 
     async fn exchange(&mut self, stop_signal: &ConnectionStopSignal) -> Result<VhostEndReason, VhostEndReason> {
         let sizes = self.device.size_watch();
-        let mut incoming = IncomingMessage::new();
+        let mut incoming = IncomingMessage::new(self.stream.clone());
         loop {
             match self.next_event(&mut incoming, stop_signal, sizes.as_ref()).await {
                 VhostEvent::Stopped => return Err(VhostEndReason::Stopped),
@@ -163,12 +153,9 @@ impl VhostConnection {
                     return Err(VhostEndReason::Device(fault));
                 }
                 VhostEvent::Resized => self.device.resized(),
-                VhostEvent::Received(Err(error), _) => return Err(VhostEndReason::Socket(error)),
-                VhostEvent::Received(Ok((0, _)), _) if incoming.is_empty() => return Err(VhostEndReason::Closed),
-                VhostEvent::Received(Ok((0, _)), _) => return Err(VhostEndReason::Broken),
-                VhostEvent::Received(Ok((_, descriptors)), buf) => {
-                    if let Some((header, payload, descriptors)) = incoming.received(buf, descriptors)? {
-                        self.carry_out_unless_stopped(header, &payload, descriptors, stop_signal).await?;
+                VhostEvent::Received(received) => {
+                    if let Some(message) = incoming.add(received)? {
+                        self.carry_out_unless_ended(message, &mut incoming, stop_signal).await?;
                         // The size may have changed while nothing waited for that.
                         self.device.resized();
                     }
@@ -184,12 +171,6 @@ impl VhostConnection {
         stop_signal: &ConnectionStopSignal,
         sizes: Option<&Rc<SizeWatch>>,
     ) -> VhostEvent {
-        let stream = &self.stream;
-        // Kept while other events come first: bytes that have arrived stay in its buffer.
-        let mut receive = incoming.receive.take().unwrap_or_else(|| {
-            let (stream, buf) = (stream.clone(), incoming.take_buf());
-            Box::pin(async move { stream.recv_message(buf).await })
-        });
         let mut resized = pin!(async {
             match sizes {
                 Some(sizes) => sizes.changed().await,
@@ -198,7 +179,7 @@ impl VhostConnection {
         });
         let device = self.device.clone();
         let mut faulted = pin!(device.faulted.wait_until(|| device.fault().is_some()));
-        let event = poll_fn(|cx| {
+        poll_fn(|cx| {
             stop_signal.set_task(cx.waker());
             if stop_signal.stopping() {
                 return Poll::Ready(VhostEvent::Stopped);
@@ -209,31 +190,30 @@ impl VhostConnection {
             if resized.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(VhostEvent::Resized);
             }
-            receive.as_mut().poll(cx).map(|(result, buf)| VhostEvent::Received(result, buf))
+            incoming.poll_receive(cx).map(VhostEvent::Received)
         })
-        .await;
-        if !matches!(event, VhostEvent::Received(..)) {
-            incoming.receive = Some(receive);
-        }
-        event
+        .await
     }
 
-    /// Carries a request out, unless the connection is to end before: a ring that is being stopped may wait for requests
-    /// that never complete.
-    async fn carry_out_unless_stopped(
+    /// Carries a request out, unless the export or the connection ends before: a ring that is being stopped may wait for
+    /// requests that never complete.
+    async fn carry_out_unless_ended(
         &mut self,
-        header: VhostHeader,
-        payload: &[u8],
-        descriptors: Vec<OwnedFd>,
+        message: ReceivedMessage,
+        incoming: &mut IncomingMessage,
         stop_signal: &ConnectionStopSignal,
     ) -> Result<(), VhostEndReason> {
-        let mut carried_out = pin!(self.carry_out(header, payload, descriptors));
+        let ReceivedMessage { header, payload, descriptors } = message;
+        let mut carried_out = pin!(self.carry_out(header, &payload, descriptors));
         poll_fn(|cx| {
             stop_signal.set_task(cx.waker());
-            match carried_out.as_mut().poll(cx) {
-                Poll::Pending if stop_signal.stopping() => Poll::Ready(Err(VhostEndReason::Stopped)),
-                poll => poll,
+            if let Poll::Ready(result) = carried_out.as_mut().poll(cx) {
+                return Poll::Ready(result);
             }
+            if stop_signal.stopping() {
+                return Poll::Ready(Err(VhostEndReason::Stopped));
+            }
+            incoming.poll_closed(cx).map(|()| Err(VhostEndReason::Closed))
         })
         .await
     }
@@ -431,53 +411,6 @@ impl VhostConnection {
         let ring_format = if self.session.has(feature::RING_PACKED) { "packed" } else { "split" };
         let queues = self.queues.iter().filter(|slot| slot.is_running()).count() as u16;
         self.stats.set_driver(VhostDriverInfo { ring_format, queues });
-    }
-}
-
-impl IncomingMessage {
-    fn new() -> Self {
-        Self { receive: None, buf: None, header: None, descriptors: Vec::new() }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.header.is_none() && self.buf.as_ref().is_none_or(|buf| buf.is_empty())
-    }
-
-    /// Returns the buffer for what is still to be received of the message, and no more.
-    fn take_buf(&mut self) -> BufMut {
-        let len = self.header.as_ref().map_or(HEADER_LEN, |header| header.len as usize);
-        self.buf.take().unwrap_or_else(|| BufMut::with_capacity(len).limited(len))
-    }
-
-    /// Adds received bytes and descriptors; returns the message once it is whole.
-    fn received(
-        &mut self,
-        buf: BufMut,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<Option<(VhostHeader, BufMut, Vec<OwnedFd>)>, VhostEndReason> {
-        self.descriptors.extend(descriptors);
-        if self.descriptors.len() > DESCRIPTORS_MAX {
-            let request = self.header.map_or(0, |header| header.request);
-            let found = self.descriptors.len();
-            return Err(VhostViolation::Descriptors { request, found, expected: DESCRIPTORS_MAX }.into());
-        }
-        if buf.spare() > 0 {
-            self.buf = Some(buf);
-            return Ok(None);
-        }
-        let (header, payload) = match self.header.take() {
-            Some(header) => (header, buf),
-            None => {
-                let bytes: &[u8; HEADER_LEN] = buf[..].try_into().expect("a whole header");
-                let header = VhostHeader::parse(bytes).map_err(VhostViolation::from)?;
-                if header.len > 0 {
-                    self.header = Some(header);
-                    return Ok(None);
-                }
-                (header, BufMut::with_capacity(0))
-            }
-        };
-        Ok(Some((header, payload, std::mem::take(&mut self.descriptors))))
     }
 }
 

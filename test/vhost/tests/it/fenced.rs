@@ -22,11 +22,14 @@ use crate::server::servers;
 /// Switch by which requests to a volume fail as those of a daemon that has lost it.
 #[derive(Default)]
 pub struct Fence {
-    is_up: AtomicBool,
+    /// Set while requests fail.
+    pub is_up: AtomicBool,
     /// Set if requests fail as those of a volume that ends with its daemon, and at once.
-    is_closing: AtomicBool,
+    pub is_closing: AtomicBool,
     /// Requests that were submitted to the volumes of all devices.
     pub submitted: AtomicUsize,
+    /// Writes that were to be durable when they complete.
+    pub durable_writes: AtomicUsize,
 }
 
 /// Volume behind a fence.
@@ -43,6 +46,9 @@ impl BlockDevice for FencedVolume {
 
     fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         self.fence.submitted.fetch_add(1, Ordering::SeqCst);
+        if matches!(request, BlockRequest::Write { fua: true, .. }) {
+            self.fence.durable_writes.fetch_add(1, Ordering::SeqCst);
+        }
         if !self.fence.is_up.load(Ordering::SeqCst) {
             return self.volume.submit(request);
         }

@@ -1,5 +1,6 @@
 //! Integration tests, one program: a module a subject.
 
+mod changes;
 mod common;
 mod fenced;
 mod load;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_vhost_host::block::{SECTOR, SectorRange};
 use forebay_vhost_host::hostile::{self, pattern};
 use forebay_vhost_host::memory::RegionLayout;
-use forebay_vhost_host::message::{IotlbMessage, feature};
+use forebay_vhost_host::message::feature;
 use forebay_vhost_host::{
     DeviceUnderTest, FrontEnd, FrontEndError, FrontEndOptions, FrontEndStage, ResumableFrontEnd, VirtioBlkRequest,
 };
@@ -232,36 +232,6 @@ fn written_pages_are_logged() {
             assert_eq!(front_end.read_sectors(0, 64 << 10).expect("read")[..4096], pattern(0, 8, 1));
             let dirty = front_end.dirty_pages();
             assert!(dirty.len() >= before + 16, "{before} and then {dirty:?}");
-        }
-    }
-}
-
-#[test]
-fn addresses_are_translated_behind_an_iommu() {
-    for features in [0, feature::RING_PACKED] {
-        for server in servers(1) {
-            let mut front_end = connect(&server, &FrontEndOptions::default().with(feature::ACCESS_PLATFORM | features));
-            assert_ne!(front_end.features & feature::ACCESS_PLATFORM, 0);
-            let write = VirtioBlkRequest::write(0, &pattern(0, 8, 7));
-            front_end.submit_all(0, std::slice::from_ref(&write)).expect("space");
-            let (mut misses, deadline) = (0, soon());
-            while front_end.queues[0].in_flight() > 0 {
-                assert!(Instant::now() < deadline, "not translated in time, after {misses} misses");
-                let channel = front_end.channel.as_ref().expect("negotiated");
-                if let Ok(miss) = channel.await_iotlb(Duration::from_millis(20)) {
-                    assert_eq!(miss.kind, 1, "a miss");
-                    misses += 1;
-                    // Rings have user addresses here, and buffers guest addresses.
-                    let page = miss.iova & !4095;
-                    let user = front_end.memory.user(page).unwrap_or(page);
-                    let update = IotlbMessage { iova: page, size: 4096, user, permissions: 3, kind: 2 };
-                    front_end.iotlb(&update).expect("updated");
-                }
-                if front_end.queues[0].completion().expect("no violation").is_some_and(|done| done.status == 0) {
-                    break;
-                }
-            }
-            assert!(misses >= 2, "{misses} misses");
         }
     }
 }

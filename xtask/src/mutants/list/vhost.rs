@@ -5,6 +5,7 @@ use crate::mutants::stage::Stage;
 
 const UNIT: Stage = Stage::Lib("forebay-vhost");
 const SERVING: Stage = Stage::Test("forebay-vhost-host", "ours");
+const CHANGES: Stage = Stage::Test("forebay-vhost-host", "changes");
 const SCSI_SERVING: Stage = Stage::Test("forebay-vhost-host", "scsi");
 const FENCED: Stage = Stage::Test("forebay-vhost-host", "fenced");
 
@@ -278,7 +279,31 @@ pub(super) const LIST: &[Mutant] = &[
         CONNECTION,
         "self.tell(|| DeviceChange::Translation(change));",
         "let _ = &change;",
-        &[SERVING],
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "vhost-copy-config-untold",
+        "A write cache that is turned off is on for the queues on other cores",
+        CONNECTION,
+        "self.tell(|| DeviceChange::Config { offset, is_migration, content: content.clone() });",
+        "let _ = &content;",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "vhost-copy-reset-untold",
+        "A reset does not reach the queues on other cores",
+        CONNECTION,
+        "self.tell(|| DeviceChange::Reset);",
+        "",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "vhost-hang-up-unnoticed",
+        "A front-end that closes while its ring is being stopped is not noticed",
+        CONNECTION,
+        "incoming.poll_closed(cx).map(|()| Err(VhostEndReason::Closed))",
+        "Poll::Pending",
+        &[CHANGES],
     ),
     Mutant::new(
         "vhost-copy-ahead",
