@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -138,6 +138,8 @@ pub struct VhostServer {
     /// Number of exports that were added so far.
     added: Cell<usize>,
     exports: RefCell<BTreeMap<String, Rc<ServedExport>>>,
+    /// Rights to run the rings of exports, by their names; ended ones may have requests at their volumes still.
+    owners: RefCell<BTreeMap<String, Weak<RingOwner>>>,
     pools: Rc<PayloadPools>,
     numbers: ConnectionNumbers,
     stats: VhostStats,
@@ -158,8 +160,20 @@ impl VhostServer {
     /// Creates a server without exports, whose virtio-blk queues will be distributed over `cores`.  Requests of those on
     /// other cores reach their volumes by messages to this one.
     pub fn on_cores(stats: VhostStats, cores: Vec<CoreHandle>) -> Rc<Self> {
-        let (exports, pools, added) = (RefCell::default(), Rc::new(PayloadPools::new()), Cell::new(0));
-        Rc::new(Self { cores, added, exports, pools, numbers: ConnectionNumbers::default(), stats })
+        let (exports, owners) = (RefCell::default(), RefCell::default());
+        let (pools, added) = (Rc::new(PayloadPools::new()), Cell::new(0));
+        Rc::new(Self { cores, added, exports, owners, pools, numbers: ConnectionNumbers::default(), stats })
+    }
+
+    /// Returns the right to run the rings of an export, which outlives it as long as a ring runs.
+    fn owner(&self, name: &str) -> Rc<RingOwner> {
+        let mut owners = self.owners.borrow_mut();
+        owners.retain(|_, owner| owner.strong_count() > 0);
+        owners.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let owner = Rc::<RingOwner>::default();
+            owners.insert(name.to_owned(), Rc::downgrade(&owner));
+            owner
+        })
     }
 
     /// Serves an export on a socket, which is bound when this returns; a socket to connect to need not exist yet.
@@ -196,9 +210,9 @@ impl VhostServer {
         let first = self.added.replace(self.added.get() + 1);
         let served = Rc::new(ServedExport {
             spread: QueueSpread::new(&export, &self.cores, first),
+            owner: self.owner(&export.name),
             export,
             socket,
-            owner: Rc::default(),
             releases: InFlightTracker::default(),
             connections: ServerConnections::new(),
             withdrawn: Cell::new(false),

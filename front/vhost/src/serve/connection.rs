@@ -195,8 +195,8 @@ impl VhostConnection {
         .await
     }
 
-    /// Carries a request out, unless the export or the connection ends before: a ring that is being stopped may wait for
-    /// requests that never complete.
+    /// Carries a request out, unless the export, the device or the connection ends before: a ring that is being stopped may
+    /// wait for requests that never complete.
     async fn carry_out_unless_ended(
         &mut self,
         message: ReceivedMessage,
@@ -204,6 +204,8 @@ impl VhostConnection {
         stop_signal: &ConnectionStopSignal,
     ) -> Result<(), VhostEndReason> {
         let ReceivedMessage { header, payload, descriptors } = message;
+        let device = self.device.clone();
+        let mut faulted = pin!(device.faulted.wait_until(|| device.fault().is_some()));
         let mut carried_out = pin!(self.carry_out(header, &payload, descriptors));
         poll_fn(|cx| {
             stop_signal.set_task(cx.waker());
@@ -212,6 +214,9 @@ impl VhostConnection {
             }
             if stop_signal.stopping() {
                 return Poll::Ready(Err(VhostEndReason::Stopped));
+            }
+            if faulted.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Err(VhostEndReason::Device(device.fault().unwrap_or_default())));
             }
             incoming.poll_closed(cx).map(|()| Err(VhostEndReason::Closed))
         })
@@ -357,6 +362,8 @@ impl VhostConnection {
             VhostStep::Reset => {
                 for index in 0..self.queues.len() {
                     self.stop_ring(index).await?;
+                    // Its position is forgotten with all else.
+                    self.session.set_base(index, 0);
                     self.queues[index].reset();
                 }
                 self.device.reset();

@@ -414,5 +414,6 @@ impl VhostDevice {
         }
         self.change_iotlb(Iotlb::clear);
         self.set_log(None);
+        self.inflight.replace(None);
     }
 }

@@ -235,7 +235,9 @@ async fn run_ring(
                     continue;
                 }
                 queue.wait().await;
-                queue.virtq.disable_kicks(device.log().as_ref());
+                if queue.is_found() {
+                    queue.virtq.disable_kicks(device.log().as_ref());
+                }
             }
             QueueTurn::Unmapped => queue.wait().await,
         }
@@ -306,8 +308,10 @@ impl RunningQueue {
             }
         };
         let inflight = device.inflight_part(index, ring.size)?;
-        // Without a record, the next device finds requests in split rings only, by what they lack in the used ring.
-        let leaves = inflight.is_some() || !device.has(feature::RING_PACKED);
+        // Without a record, the next device begins after the used chains of a split ring: it finds those that are left only
+        // if no later one has been used.
+        let ordered = device.has(feature::IN_ORDER) && !device.has(feature::RING_PACKED);
+        let leaves = inflight.is_some() || ordered;
         let setup = VirtqSetup {
             size: ring.size,
             packed: device.has(feature::RING_PACKED),
@@ -346,6 +350,15 @@ impl RunningQueue {
 
     /// Completes requests, takes chains, and interrupts the driver.
     fn turn(&mut self) -> Result<QueueTurn, String> {
+        if !self.is_found() {
+            match self.find_ring() {
+                Ok(()) => {}
+                Err(error) => {
+                    let Some(miss) = error.miss() else { return Err(self.in_ring(error)) };
+                    return Ok(self.turn_without_ring(miss));
+                }
+            }
+        }
         let completed = self.complete_all();
         let taken = self.take_chains();
         if self.virtq.needs_interrupt() {
@@ -373,6 +386,30 @@ impl RunningQueue {
             false if completed + taken > 0 => QueueTurn::Progress,
             false => QueueTurn::Idle,
         })
+    }
+
+    /// Waits for the translation of the ring's areas; requests that end meanwhile are returned when they are found.
+    fn turn_without_ring(&mut self, miss: IotlbMiss) -> QueueTurn {
+        self.device.request_translation(miss);
+        if self.control.order.get() != QueueOrder::Run {
+            // The monitor waits, and a guest that has taken its ring away looks for nothing there: the record keeps them.
+            self.work.poll(drop);
+        }
+        if self.may_end() { QueueTurn::Ended } else { QueueTurn::Unmapped }
+    }
+
+    /// Returns whether the ring's areas are those of the memory as it is now.
+    fn is_found(&self) -> bool {
+        self.generation == self.device.generation()
+    }
+
+    /// Finds the ring's areas after a change of memory.
+    fn find_ring(&mut self) -> Result<(), IntakeError> {
+        let generation = self.device.generation();
+        let [descriptors, driver, device] = find_areas(&self.device, &self.ring)?;
+        self.virtq.relocate(descriptors, driver, device)?;
+        self.generation = generation;
+        Ok(())
     }
 
     /// Returns whether the queue is ordered to end, and nothing in flight holds it up.
@@ -425,12 +462,6 @@ impl RunningQueue {
     }
 
     fn submit_chains(&mut self) -> Result<usize, IntakeError> {
-        if self.generation != self.device.generation() {
-            let generation = self.device.generation();
-            let [descriptors, driver, device] = find_areas(&self.device, &self.ring)?;
-            self.virtq.relocate(descriptors, driver, device)?;
-            self.generation = generation;
-        }
         let mut taken = 0;
         if !self.may_take() || (self.again.is_empty() && !self.virtq.has_available()) {
             return Ok(0);
@@ -488,7 +519,7 @@ impl RunningQueue {
             self.work.set_task(cx.waker());
             *self.control.task.borrow_mut() = Some(cx.waker().clone());
             let ready = kicked.as_mut().poll(cx).is_ready() || changed.as_mut().poll(cx).is_ready();
-            if ready || self.control.order.get() != order || self.complete_all() > 0 {
+            if ready || self.control.order.get() != order || (self.is_found() && self.complete_all() > 0) {
                 return Poll::Ready(());
             }
             Poll::Pending

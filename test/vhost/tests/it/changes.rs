@@ -32,17 +32,7 @@ impl Iommu {
         loop {
             let misses = self.given.len() - before;
             assert!(Instant::now() < deadline, "not translated in time, after {misses} misses");
-            let channel = front_end.channel.as_ref().expect("negotiated");
-            if let Ok(miss) = channel.await_iotlb(Duration::from_millis(20)) {
-                assert_eq!(miss.kind, 1, "a miss");
-                // Rings have user addresses here, and buffers guest addresses.
-                let page = miss.iova & !4095;
-                let user = front_end.memory.user(page).unwrap_or(page);
-                let update = IotlbMessage { iova: page, size: 4096, user, permissions: 3, kind: 2 };
-                front_end.iotlb(&update).expect("updated");
-                // One that was asked for twice does not count.
-                self.given.insert(page);
-            }
+            self.answer(front_end);
             if let Some(done) = front_end.queues[0].completion().expect("no violation") {
                 done.ok();
                 return self.given.len() - before;
@@ -50,8 +40,23 @@ impl Iommu {
         }
     }
 
+    /// Gives the device the translation that it asks for, if it does.
+    fn answer(&mut self, front_end: &FrontEnd) {
+        let channel = front_end.channel.as_ref().expect("negotiated");
+        if let Ok(miss) = channel.await_iotlb(Duration::from_millis(20)) {
+            assert_eq!(miss.kind, 1, "a miss");
+            // Rings have user addresses here, and buffers guest addresses.
+            let page = miss.iova & !4095;
+            let user = front_end.memory.user(page).unwrap_or(page);
+            let update = IotlbMessage { iova: page, size: 4096, user, permissions: 3, kind: 2 };
+            front_end.iotlb(&update).expect("updated");
+            // One that was asked for twice does not count.
+            self.given.insert(page);
+        }
+    }
+
     /// Takes the translations of all buffers away.
-    fn invalidate(&mut self, front_end: &FrontEnd) {
+    fn invalidate_buffers(&mut self, front_end: &FrontEnd) {
         let end = front_end.memory.end();
         let all = IotlbMessage { size: end, kind: INVALIDATE, ..IotlbMessage::default() };
         front_end.iotlb(&all).expect("taken away");
@@ -83,9 +88,41 @@ fn a_translation_that_was_taken_away_is_asked_for_again() {
             iommu.run(&mut front_end, &write);
             assert_eq!(iommu.run(&mut front_end, &write), 0, "translations are kept");
             for round in 0..20 {
-                iommu.invalidate(&front_end);
+                iommu.invalidate_buffers(&front_end);
                 let misses = iommu.run(&mut front_end, &write);
                 assert!(misses >= 1, "round {round}: the device still used a translation");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_returned_to_a_ring_whose_translation_was_taken_away() {
+    for features in [0, feature::RING_PACKED] {
+        for server in servers(1) {
+            let mut front_end = connect(&server, &FrontEndOptions::default().with(feature::ACCESS_PLATFORM | features));
+            let mut iommu = Iommu::default();
+            let write = VirtioBlkRequest::write(0, &pattern(0, 8, 7));
+            iommu.run(&mut front_end, &write);
+            server.hold(true);
+            let submitted = server.fence.submitted.load(Ordering::SeqCst);
+            front_end.submit_all(0, std::slice::from_ref(&write)).expect("space");
+            eventually("the request is at the volume", || server.fence.submitted.load(Ordering::SeqCst) > submitted);
+            for page in std::mem::take(&mut iommu.given) {
+                let one = IotlbMessage { iova: page, size: 4096, kind: INVALIDATE, ..IotlbMessage::default() };
+                front_end.iotlb(&one).expect("taken away");
+            }
+            server.hold(false);
+            let channel = front_end.channel.as_ref().expect("negotiated");
+            channel.await_iotlb(Duration::from_secs(10)).expect("asked for");
+            assert!(front_end.queues[0].completion().expect("no violation").is_none(), "the ring was written");
+            // With a request behind it, for which the device asks again.
+            let read = VirtioBlkRequest::read(0, 4096);
+            iommu.run(&mut front_end, &read);
+            let mut rest = front_end.queues[0].in_flight();
+            while rest > 0 {
+                iommu.answer(&front_end);
+                rest -= usize::from(front_end.queues[0].completion().expect("no violation").is_some());
             }
         }
     }
@@ -128,6 +165,30 @@ fn a_device_works_after_a_reset() {
             exercise(&mut front_end, 2, 10);
             assert_eq!(server.fence.durable_writes.load(Ordering::SeqCst), durable_writes, "the write cache is on");
         }
+    }
+}
+
+#[test]
+fn a_reset_forgets_positions_and_the_record() {
+    for server in servers(2) {
+        let options = FrontEndOptions { queues: 2, inflight: true, ..FrontEndOptions::default() };
+        let mut front_end = connect(&server, &options);
+        exercise(&mut front_end, 1, 10);
+        front_end.reset_device().expect("reset");
+        front_end.set_features(front_end.features).expect("set");
+        let record = |front_end: &FrontEnd| front_end.inflight.as_ref().expect("negotiated").1.bytes();
+        let before = record(&front_end);
+        for index in 0..2 {
+            front_end.queues[index] = front_end.create_queue(index as u16).expect("space");
+            // No position is given, and no region.
+            let addresses = front_end.ring_addresses(index).expect("mapped");
+            front_end.set_vring_num(index as u32, front_end.options.queue_size.into()).expect("set");
+            front_end.set_vring_addresses(&addresses).expect("set");
+            front_end.set_queue_events(index).expect("set");
+            front_end.set_vring_enable(index as u32, true).expect("enabled");
+            front_end.run(index, &VirtioBlkRequest::write(0, &pattern(0, 8, 1))).expect("completed").ok();
+        }
+        assert!(record(&front_end) == before, "the record was written");
     }
 }
 

@@ -10,6 +10,7 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
     SizeWatch,
 };
+use forebay_vhost_host::block::IOERR;
 use forebay_vhost_host::hostile::pattern;
 use forebay_vhost_host::message::feature;
 use forebay_vhost_host::rings::DriverRing;
@@ -129,6 +130,53 @@ fn a_broken_ring_is_drained_before_a_successor_begins() {
         assert_eq!(submitted(), 1, "a request of the former ring is still at the volume");
         server.hold(false);
         eventually("the successor's request is at the volume", || submitted() == 2);
+    }
+}
+
+#[test]
+fn requests_of_an_ended_export_hold_up_its_successor() {
+    let server = servers(1).next().expect("a server");
+    let mut resumable = ResumableFrontEnd::connect(&server.socket(), &FrontEndOptions::default()).expect("connected");
+    server.hold(true);
+    let submitted = || server.fence.submitted.load(Ordering::SeqCst);
+    resumable.front_end.submit_all(0, &[VirtioBlkRequest::write(0, &pattern(0, 8, 1))]).expect("space");
+    eventually("the request is at the volume", || submitted() == 1);
+    // The export does not wait for ever for a volume that does not complete it.
+    server.detach();
+    server.attach();
+    resumable.resume(&server.socket()).expect("resumed");
+    for _ in 0..50 {
+        // A turn of the server's core, and some time.
+        server.hold(true);
+    }
+    assert_eq!(submitted(), 1, "it was executed again while it is still at the volume");
+    server.hold(false);
+    resumable.front_end.await_completion(0, soon()).expect("completed").ok();
+    assert_eq!(submitted(), 2);
+}
+
+#[test]
+fn without_a_record_requests_are_left_where_the_next_device_finds_them() {
+    for features in [0, feature::RING_PACKED, feature::IN_ORDER, feature::RING_PACKED | feature::IN_ORDER] {
+        for mut server in servers(1) {
+            let mut front_end = connect(&server, &FrontEndOptions::default().with(features));
+            server.fence.is_closing.store(true, Ordering::SeqCst);
+            server.fence.is_up.store(true, Ordering::SeqCst);
+            front_end.submit_all(0, &[VirtioBlkRequest::write(0, &pattern(0, 8, 1))]).expect("space");
+            if features != feature::IN_ORDER {
+                // A later request that has been used already would be taken for this one.
+                let done = front_end.await_completion(0, soon()).expect("answered");
+                assert_eq!(done.status, IOERR, "features {features:#x}");
+                continue;
+            }
+            eventually("the request is refused", || server.fence.submitted.load(Ordering::SeqCst) > 0);
+            server.fence.is_up.store(false, Ordering::SeqCst);
+            server.crash();
+            assert!(front_end.queues[0].completion().expect("no violation").is_none(), "it is left");
+            front_end.resume(&server.socket()).expect("resumed");
+            front_end.await_completion(0, soon()).expect("completed").ok();
+            assert_eq!(front_end.read_sectors(0, 4096).expect("read"), pattern(0, 8, 1));
+        }
     }
 }
 

@@ -34,6 +34,8 @@ enum ServerOrder {
     Resize(usize),
     /// The first export ends.
     Detach,
+    /// The first volume is exported again.
+    Attach,
     /// The target has another unit.
     AddUnit(u16),
     /// The target has a unit no more.
@@ -171,6 +173,11 @@ impl OurServer {
         self.order(ServerOrder::Detach);
     }
 
+    /// Exports the first volume again.
+    pub fn attach(&self) {
+        self.order(ServerOrder::Attach);
+    }
+
     /// Ends the server as a kill does, and starts another on empty volumes.
     pub fn crash(&mut self) {
         self.order(ServerOrder::Crash);
@@ -205,7 +212,8 @@ impl ServerSetup {
         let first = disks.as_ref().map_or_else(|| Model::new(SIZE, false), |disks| disks.volume(0));
         let volumes = [first, Model::new(SIZE, false)];
         let server = VhostServer::on_cores(stats, cores);
-        for (index, (volume, path)) in volumes.iter().zip(sockets).enumerate().rev() {
+        let add = |index: usize| {
+            let (volume, path) = (&volumes[index], sockets[index].clone());
             let name = format!("local/disk{index}");
             let serial = format!("serial-{index}");
             let volume = match &disks {
@@ -221,9 +229,11 @@ impl ServerSetup {
                 false => VhostSocket::Listen { path, mode: 0o600, user: None, group: None },
             };
             server.add(export, socket).expect("the sockets are free");
-        }
+        };
+        add(1);
+        add(0);
         up.send(()).expect("the test waits");
-        let has_crashed = serve(&server, &volumes[0], disks.as_ref(), &orders).await;
+        let has_crashed = serve(&server, &volumes[0], disks.as_ref(), &orders, || add(0)).await;
         ended.send(()).expect("the thread waits");
         if has_crashed {
             // Nothing is dropped before the cores stop: a volume that ends would complete its requests.
@@ -295,6 +305,7 @@ async fn serve(
     volume: &Model,
     disks: Option<&Disks>,
     orders: &Receiver<(ServerOrder, Sender<()>)>,
+    attach: impl Fn(),
 ) -> bool {
     loop {
         match orders.try_recv() {
@@ -304,6 +315,7 @@ async fn serve(
             Ok((ServerOrder::AddUnit(lun), _)) => disks.expect("a target").add(lun),
             Ok((ServerOrder::RemoveUnit(lun), _)) => drop(disks.expect("a target").target.remove(lun)),
             Ok((ServerOrder::Detach, _done)) => server.detach("local/disk0").await,
+            Ok((ServerOrder::Attach, _done)) => attach(),
             Ok((ServerOrder::Crash, _)) => return true,
             Ok((ServerOrder::Stop, _done)) => {
                 server.stop().await;

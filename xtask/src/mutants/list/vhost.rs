@@ -23,6 +23,8 @@ const SESSION: &str = "front/vhost/src/session.rs";
 const RING_STATE: &str = "front/vhost/src/session/ring_state.rs";
 const QUEUE: &str = "front/vhost/src/serve/queue.rs";
 const CONNECTION: &str = "front/vhost/src/serve/connection.rs";
+const SERVER: &str = "front/vhost/src/serve.rs";
+const DEVICE: &str = "front/vhost/src/serve/device.rs";
 const OWNER: &str = "front/vhost/src/serve/ring_owner.rs";
 const QUEUE_BLOCK: &str = "front/vhost/src/serve/queue/block.rs";
 const REQUEST: &str = "front/vhost/src/block/request.rs";
@@ -272,6 +274,46 @@ pub(super) const LIST: &[Mutant] = &[
         "queue.drain().await;",
         "drop(queue.drain());",
         &[FENCED],
+    ),
+    Mutant::new(
+        "vhost-owner-per-export",
+        "Rings of an export begin while requests of an ended export of its name are at the volume",
+        SERVER,
+        "owners.get(name).and_then(Weak::upgrade)",
+        "None::<Rc<RingOwner>>",
+        &[FENCED],
+    ),
+    Mutant::new(
+        "vhost-left-out-of-order",
+        "A request is left in a split ring without a record, where later ones may have been used",
+        QUEUE,
+        "device.has(feature::IN_ORDER) && !device.has(feature::RING_PACKED)",
+        "!device.has(feature::RING_PACKED)",
+        &[FENCED],
+    ),
+    Mutant::new(
+        "vhost-used-ring-stale",
+        "A request is returned to a ring whose translation was taken away",
+        QUEUE,
+        "(self.is_found() && self.complete_all() > 0)",
+        "self.complete_all() > 0",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "vhost-reset-keeps-position",
+        "A ring begins where it was before the reset of its device",
+        CONNECTION,
+        "self.session.set_base(index, 0);",
+        "",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "vhost-reset-keeps-record",
+        "Requests are recorded in a region from before the reset of the device",
+        DEVICE,
+        "self.inflight.replace(None);",
+        "",
+        &[CHANGES],
     ),
     Mutant::new(
         "vhost-copy-untold",
