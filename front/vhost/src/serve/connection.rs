@@ -17,7 +17,7 @@ use forebay_serve::ConnectionStopSignal;
 use super::backend_channel::BackendChannel;
 use super::device::{InflightRegion, VhostDevice};
 use super::device_copy::{ControlChange, DeviceChange, DeviceCopy};
-use super::incoming::{IncomingMessage, Received, ReceivedMessage};
+use super::incoming::{IncomingMessage, ReceivedMessage, SocketReceive};
 use super::queue::QueueOrder;
 use super::queue_slot::QueueSlot;
 use super::ring_owner::RingClaim;
@@ -72,7 +72,7 @@ impl VhostEndReason {
 
 /// Next event of a connection.
 enum VhostEvent {
-    Received(Received),
+    Received(SocketReceive),
     Resized,
     Stopped,
     Faulted,

@@ -15,7 +15,7 @@ use crate::wire::{HEADER_LEN, VhostHeader};
 const DESCRIPTORS_MAX: usize = 32;
 
 /// Completed receive: number of bytes and descriptors, or the error of the socket, and the buffer with the bytes.
-pub(super) type Received = (io::Result<(usize, Vec<OwnedFd>)>, BufMut);
+pub(super) type SocketReceive = (io::Result<(usize, Vec<OwnedFd>)>, BufMut);
 
 /// Whole message.
 pub(super) struct ReceivedMessage {
@@ -28,9 +28,9 @@ pub(super) struct ReceivedMessage {
 pub(super) struct IncomingMessage {
     stream: Stream,
     /// Receive that has not completed.
-    receive: Option<LocalFuture<Received>>,
+    receive: Option<LocalFuture<SocketReceive>>,
     /// Receive that has completed, and was not added yet.
-    received: Option<Received>,
+    received: Option<SocketReceive>,
     buf: Option<BufMut>,
     header: Option<VhostHeader>,
     descriptors: Vec<OwnedFd>,
@@ -43,7 +43,7 @@ impl IncomingMessage {
     }
 
     /// Receives a part of the message.  Not polling any more loses nothing: the next call continues.
-    pub(super) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Received> {
+    pub(super) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<SocketReceive> {
         if let Some(received) = self.received.take() {
             return Poll::Ready(received);
         }
@@ -82,7 +82,7 @@ impl IncomingMessage {
     ///
     /// # Errors
     /// Reason for which the connection ends: its front-end closed it, it broke, or the message violates the protocol.
-    pub(super) fn add(&mut self, received: Received) -> Result<Option<ReceivedMessage>, VhostEndReason> {
+    pub(super) fn add(&mut self, received: SocketReceive) -> Result<Option<ReceivedMessage>, VhostEndReason> {
         let (result, buf) = received;
         let (len, descriptors) = result.map_err(VhostEndReason::Socket)?;
         if len == 0 {

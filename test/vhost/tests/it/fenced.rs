@@ -141,7 +141,7 @@ fn requests_of_an_ended_export_hold_up_its_successor() {
     let submitted = || server.fence.submitted.load(Ordering::SeqCst);
     resumable.front_end.submit_all(0, &[VirtioBlkRequest::write(0, &pattern(0, 8, 1))]).expect("space");
     eventually("the request is at the volume", || submitted() == 1);
-    // The export does not wait for ever for a volume that does not complete it.
+    // The export does not wait long for a volume that does not complete it.
     server.detach();
     server.attach();
     resumable.resume(&server.socket()).expect("resumed");
