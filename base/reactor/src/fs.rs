@@ -347,19 +347,23 @@ pub fn sync_dir(path: impl AsRef<Path>) -> io::Result<()> {
     with_current(|inner| inner.with_driver(|driver| driver.sync_dir(path.as_ref())))
 }
 
-/// Sets the permissions of a file or socket: the lower nine bits of its mode.
+/// Sets the permissions of a file or socket: the lower nine bits of its mode.  Symbolic links are not followed.
 ///
 /// # Errors
-/// Errors of the system.
+/// Errors of the system; one of them for a symbolic link.
 pub fn set_mode(path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode & 0o777))
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
+    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::set_permissions(same, std::fs::Permissions::from_mode(mode & 0o777))
 }
 
-/// Gives a file or socket to another user or group; `None` leaves either as it is.
+/// Gives a file or socket to another user or group; `None` leaves either as it is.  Of a symbolic link, the link is given.
 ///
 /// # Errors
 /// Errors of the system; `PermissionDenied` for a process without that right.
 pub fn set_owner(path: impl AsRef<Path>, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
-    if user.is_none() && group.is_none() { Ok(()) } else { std::os::unix::fs::chown(path, user, group) }
+    if user.is_none() && group.is_none() { Ok(()) } else { std::os::unix::fs::lchown(path, user, group) }
 }

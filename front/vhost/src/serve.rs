@@ -328,12 +328,12 @@ impl VhostServer {
     pub async fn detach(&self, name: &str) {
         let Some(served) = self.find(name) else { return };
         served.withdrawn.set(true);
-        served.connections.stop(|stop_signal| stop_signal.stop()).await;
-        served.releases.drain().await;
         if let VhostSocket::Listen { path, .. } = &served.socket {
-            // A socket path left behind would be replaced by the next export there.
+            // While the listener lives: later, the path may have the socket of another process.
             let _ = fs::remove_file(path);
         }
+        served.connections.stop(|stop_signal| stop_signal.stop()).await;
+        served.releases.drain().await;
         self.exports.borrow_mut().remove(name);
     }
 

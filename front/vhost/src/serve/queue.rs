@@ -211,6 +211,11 @@ async fn run_ring(
     };
     let mut poll = BusyPoll::default();
     loop {
+        if device.phase.is_over() {
+            // The guest may have given the memory of its ring to others.
+            queue.drain().await;
+            return Ok(queue.end());
+        }
         let turn = match queue.turn() {
             Ok(turn) => turn,
             Err(why) => {
@@ -235,7 +240,7 @@ async fn run_ring(
                     continue;
                 }
                 queue.wait().await;
-                if queue.is_found() {
+                if queue.is_found() && !device.phase.is_over() {
                     queue.virtq.disable_kicks(device.log().as_ref());
                 }
             }

@@ -409,6 +409,28 @@ fn tasks_are_queried_and_aborted() {
 }
 
 #[test]
+fn what_ends_long_after_the_connection_leaves_the_guest_alone() {
+    let server = OurServer::start_scsi(1, 1);
+    let mut host = connect(&server, &FrontEndOptions::scsi(1));
+    host.ready(0).expect("ready");
+    held_reads(&server, &mut host, 100..104);
+    // The export does not wait long for a volume that does not complete them.
+    server.detach();
+    server.attach();
+    let memory = |host: &ScsiHost| {
+        let regions = host.front_end.memory.regions();
+        let mut bytes = vec![0; regions[0].description().size as usize];
+        host.front_end.memory.read(regions[0].description().guest, &mut bytes).expect("within");
+        bytes
+    };
+    let before = memory(&host);
+    server.hold(false);
+    // Its rings begin when the requests of the former connection have ended.
+    connect(&server, &FrontEndOptions::scsi(1)).ready(0).expect("ready");
+    assert!(memory(&host) == before, "the memory was written");
+}
+
+#[test]
 fn a_reset_ends_the_commands_of_both_hosts() {
     let server = OurServer::start_scsi(1, 1);
     let [mut first, mut second] = two_hosts(&server);

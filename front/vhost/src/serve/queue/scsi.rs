@@ -119,6 +119,10 @@ impl ScsiWork {
         while let Some(ended) = self.nexus.take_ended(self.queue) {
             self.in_flight -= 1;
             self.bytes -= ended.note.bytes;
+            if self.device.phase.is_over() {
+                // The guest may have given its buffers to others.
+                continue;
+            }
             let used = ended.respond(self.device.log().as_ref());
             let EndedScsi { note, outcome } = ended;
             let failed = outcome.response != scsi::ScsiResponse::Ok || outcome.status != forebay_scsi::status::GOOD;
