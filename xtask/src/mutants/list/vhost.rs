@@ -27,6 +27,7 @@ const SERVER: &str = "front/vhost/src/serve.rs";
 const DEVICE: &str = "front/vhost/src/serve/device.rs";
 const OWNER: &str = "front/vhost/src/serve/ring_owner.rs";
 const QUEUE_BLOCK: &str = "front/vhost/src/serve/queue/block.rs";
+const QUEUE_SCSI: &str = "front/vhost/src/serve/queue/scsi.rs";
 const REQUEST: &str = "front/vhost/src/block/request.rs";
 const EVENTS: &str = "front/vhost/src/scsi/events.rs";
 const SCSI_REQUEST: &str = "front/vhost/src/scsi/request.rs";
@@ -271,8 +272,8 @@ pub(super) const LIST: &[Mutant] = &[
         "vhost-broken-undrained",
         "A successor's rings begin while requests of a broken ring are in flight",
         QUEUE,
-        "queue.drain().await;",
-        "drop(queue.drain());",
+        "queue.drain().await;\n                return Err(why);",
+        "drop(queue.drain());\n                return Err(why);",
         &[FENCED],
     ),
     Mutant::new(
@@ -394,6 +395,14 @@ pub(super) const LIST: &[Mutant] = &[
         "if data.len() as u64 == len {",
         "if data.len() as u64 <= len {",
         &[UNIT],
+    ),
+    Mutant::new(
+        "vhost-scsi-late-response",
+        "A command that ends long after its connection changes the guest's memory",
+        QUEUE_SCSI,
+        "if self.device.phase.is_over() {",
+        "if self.bytes == u64::MAX {",
+        &[SCSI_SERVING],
     ),
     Mutant::new(
         "vhost-scsi-missed-untold",
