@@ -74,8 +74,7 @@ impl VhostEndReason {
 enum VhostEvent {
     Received(SocketReceive),
     Resized,
-    Stopped,
-    Faulted,
+    Ended(VhostEndReason),
 }
 
 /// Connection of a front-end.
@@ -147,11 +146,7 @@ impl VhostConnection {
         let mut incoming = IncomingMessage::new(self.stream.clone());
         loop {
             match self.next_event(&mut incoming, stop_signal, sizes.as_ref()).await {
-                VhostEvent::Stopped => return Err(VhostEndReason::Stopped),
-                VhostEvent::Faulted => {
-                    let fault = self.device.fault().unwrap_or_default();
-                    return Err(VhostEndReason::Device(fault));
-                }
+                VhostEvent::Ended(reason) => return Err(reason),
                 VhostEvent::Resized => self.device.resized(),
                 VhostEvent::Received(received) => {
                     if let Some(message) = incoming.add(received)? {
@@ -177,15 +172,10 @@ impl VhostConnection {
                 None => std::future::pending().await,
             }
         });
-        let device = self.device.clone();
-        let mut faulted = pin!(device.faulted.wait_until(|| device.fault().is_some()));
+        let mut ended = pin!(ended(self.device.clone(), stop_signal));
         poll_fn(|cx| {
-            stop_signal.set_task(cx.waker());
-            if stop_signal.stopping() {
-                return Poll::Ready(VhostEvent::Stopped);
-            }
-            if faulted.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(VhostEvent::Faulted);
+            if let Poll::Ready(reason) = ended.as_mut().poll(cx) {
+                return Poll::Ready(VhostEvent::Ended(reason));
             }
             if resized.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(VhostEvent::Resized);
@@ -204,19 +194,14 @@ impl VhostConnection {
         stop_signal: &ConnectionStopSignal,
     ) -> Result<(), VhostEndReason> {
         let ReceivedMessage { header, payload, descriptors } = message;
-        let device = self.device.clone();
-        let mut faulted = pin!(device.faulted.wait_until(|| device.fault().is_some()));
+        let mut ended = pin!(ended(self.device.clone(), stop_signal));
         let mut carried_out = pin!(self.carry_out(header, &payload, descriptors));
         poll_fn(|cx| {
-            stop_signal.set_task(cx.waker());
             if let Poll::Ready(result) = carried_out.as_mut().poll(cx) {
                 return Poll::Ready(result);
             }
-            if stop_signal.stopping() {
-                return Poll::Ready(Err(VhostEndReason::Stopped));
-            }
-            if faulted.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Err(VhostEndReason::Device(device.fault().unwrap_or_default())));
+            if let Poll::Ready(reason) = ended.as_mut().poll(cx) {
+                return Poll::Ready(Err(reason));
             }
             incoming.poll_closed(cx).map(|()| Err(VhostEndReason::Closed))
         })
@@ -419,6 +404,19 @@ impl VhostConnection {
         let queues = self.queues.iter().filter(|slot| slot.is_running()).count() as u16;
         self.stats.set_driver(VhostDriverInfo { ring_format, queues });
     }
+}
+
+/// Waits until a connection is to end, because its export stops or its device has broken a rule.
+async fn ended(device: Rc<VhostDevice>, stop_signal: &ConnectionStopSignal) -> VhostEndReason {
+    let mut faulted = pin!(device.faulted.wait_until(|| device.fault().is_some()));
+    poll_fn(|cx| {
+        stop_signal.set_task(cx.waker());
+        if stop_signal.stopping() {
+            return Poll::Ready(VhostEndReason::Stopped);
+        }
+        faulted.as_mut().poll(cx).map(|()| VhostEndReason::Device(device.fault().unwrap_or_default()))
+    })
+    .await
 }
 
 fn map_region(place: RegionPlace, file: Option<OwnedFd>) -> Result<GuestRegion, String> {

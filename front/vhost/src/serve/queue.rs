@@ -355,14 +355,9 @@ impl RunningQueue {
 
     /// Completes requests, takes chains, and interrupts the driver.
     fn turn(&mut self) -> Result<QueueTurn, String> {
-        if !self.is_found() {
-            match self.find_ring() {
-                Ok(()) => {}
-                Err(error) => {
-                    let Some(miss) = error.miss() else { return Err(self.in_ring(error)) };
-                    return Ok(self.turn_without_ring(miss));
-                }
-            }
+        if let Err(error) = self.find_ring() {
+            let Some(miss) = error.miss() else { return Err(self.in_ring(error)) };
+            return Ok(self.turn_without_ring(miss));
         }
         let completed = self.complete_all();
         let taken = self.take_chains();
@@ -408,8 +403,11 @@ impl RunningQueue {
         self.generation == self.device.generation()
     }
 
-    /// Finds the ring's areas after a change of memory.
+    /// Finds the ring's areas again, if memory has changed.
     fn find_ring(&mut self) -> Result<(), IntakeError> {
+        if self.is_found() {
+            return Ok(());
+        }
         let generation = self.device.generation();
         let [descriptors, driver, device] = find_areas(&self.device, &self.ring)?;
         self.virtq.relocate(descriptors, driver, device)?;
