@@ -271,6 +271,14 @@ impl FrontEnd {
         }
     }
 
+    /// Asks the device to stop a queue, and does not wait for the reply.
+    ///
+    /// # Errors
+    /// Of the socket.
+    pub fn ask_for_vring_base(&self, queue: u32) -> Result<()> {
+        self.socket.send(&message::encode(request::GET_VRING_BASE, VERSION, &message::state(queue, 0)), &[])
+    }
+
     /// Sets the addresses of a queue.
     ///
     /// # Errors

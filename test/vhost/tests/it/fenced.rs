@@ -24,9 +24,9 @@ use crate::server::servers;
 #[derive(Default)]
 pub struct Fence {
     /// Set while requests fail.
-    pub is_up: AtomicBool,
+    is_up: AtomicBool,
     /// Set if requests fail as those of a volume that ends with its daemon, and at once.
-    pub is_closing: AtomicBool,
+    is_closing: AtomicBool,
     /// Requests that were submitted to the volumes of all devices.
     pub submitted: AtomicUsize,
     /// Writes that were to be durable when they complete.
@@ -104,6 +104,23 @@ fn requests_to_a_volume_that_ends_are_left_to_the_next() {
         }
         let data = resumable.front_end.read_sectors(0, 8192).expect("read");
         assert_eq!(data, pattern(0, 16, 1));
+    }
+}
+
+#[test]
+fn a_front_end_may_close_while_its_ring_has_requests_left() {
+    for server in servers(1) {
+        let mut resumable =
+            ResumableFrontEnd::connect(&server.socket(), &FrontEndOptions::default()).expect("connected");
+        server.fence.is_closing.store(true, Ordering::SeqCst);
+        server.fence.is_up.store(true, Ordering::SeqCst);
+        resumable.front_end.submit_all(0, &[VirtioBlkRequest::write(0, &pattern(0, 8, 1))]).expect("space");
+        eventually("the request is refused", || server.fence.submitted.load(Ordering::SeqCst) > 0);
+        resumable.front_end.ask_for_vring_base(0).expect("sent");
+        server.fence.is_up.store(false, Ordering::SeqCst);
+        resumable.resume(&server.socket()).expect("resumed");
+        resumable.front_end.await_completion(0, soon()).expect("completed").ok();
+        assert_eq!(resumable.front_end.read_sectors(0, 4096).expect("read"), pattern(0, 8, 1));
     }
 }
 

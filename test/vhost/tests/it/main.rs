@@ -3,6 +3,7 @@
 mod changes;
 mod common;
 mod fenced;
+mod iommu;
 mod load;
 mod ours;
 mod peer;

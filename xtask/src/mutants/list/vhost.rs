@@ -5,6 +5,7 @@ use crate::mutants::stage::Stage;
 
 const UNIT: Stage = Stage::Lib("forebay-vhost");
 const SERVING: Stage = Stage::Test("forebay-vhost-host", "ours");
+const BEHIND_IOMMU: Stage = Stage::Test("forebay-vhost-host", "iommu");
 const CHANGES: Stage = Stage::Test("forebay-vhost-host", "changes");
 const SCSI_SERVING: Stage = Stage::Test("forebay-vhost-host", "scsi");
 const FENCED: Stage = Stage::Test("forebay-vhost-host", "fenced");
@@ -298,7 +299,7 @@ pub(super) const LIST: &[Mutant] = &[
         QUEUE,
         "(self.is_found() && self.complete_all() > 0)",
         "self.complete_all() > 0",
-        &[CHANGES],
+        &[BEHIND_IOMMU],
     ),
     Mutant::new(
         "vhost-reset-keeps-position",
@@ -322,7 +323,7 @@ pub(super) const LIST: &[Mutant] = &[
         CONNECTION,
         "self.tell(|| DeviceChange::Translation(change));",
         "let _ = &change;",
-        &[CHANGES],
+        &[BEHIND_IOMMU],
     ),
     Mutant::new(
         "vhost-copy-config-untold",
@@ -346,7 +347,7 @@ pub(super) const LIST: &[Mutant] = &[
         CONNECTION,
         "incoming.poll_closed(cx).map(|()| Err(VhostEndReason::Closed))",
         "Poll::Pending",
-        &[CHANGES],
+        &[FENCED],
     ),
     Mutant::new(
         "vhost-copy-ahead",
