@@ -7,6 +7,7 @@ use forebay_reactor::{Buf, BufList, BufMut, File, OpenOptions, fs};
 
 crate::on_each_driver!(
     reads_what_was_written,
+    permissions_do_not_follow_symbolic_links,
     short_only_at_the_end,
     direct_reads_end_at_an_odd_length,
     thousands_of_parts,
@@ -257,4 +258,21 @@ async fn more_pools_than_a_ring_registers() {
     for (round, (_, buf)) in stay.iter().enumerate() {
         assert!(buf.iter().all(|&byte| byte == (2 * round) as u8), "somebody else's read landed here");
     }
+}
+
+async fn permissions_do_not_follow_symbolic_links() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let dir = TempDir::new();
+    let (file, link) = (dir.join("file"), dir.join("link"));
+    std::fs::write(&file, "").expect("written");
+    symlink(&file, &link).expect("linked");
+    let mode = || std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777;
+    fs::set_mode(&file, 0o640).expect("set");
+    assert_eq!(mode(), 0o640);
+    fs::set_mode(&link, 0o666).expect_err("it is a link");
+    assert_eq!(mode(), 0o640);
+    let before = std::fs::metadata(&file).expect("a file").uid();
+    // Another user takes root; without it nothing changes.
+    let _ = fs::set_owner(&link, Some(before + 1), None);
+    assert_eq!(std::fs::metadata(&file).expect("a file").uid(), before);
 }

@@ -1,6 +1,6 @@
 //! Forebay's server under the driver, and under hostile front-ends.
 
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -259,6 +259,28 @@ fn an_export_that_ends_completes_what_is_in_flight() {
         assert!(FrontEnd::connect(&server.socket(), &FrontEndOptions::default()).is_err(), "the socket has gone");
         eventually("connections end", || server.stats.connection_count(None) == 0);
     }
+}
+
+#[test]
+fn the_socket_of_another_process_stays() {
+    let server = servers(1).next().expect("a server");
+    let mut front_end = connect(&server, &FrontEndOptions::default());
+    server.hold(true);
+    front_end.submit_all(0, &[VirtioBlkRequest::read(0, 4096)]).expect("space");
+    eventually("the request is at the volume", || server.fence.submitted.load(Ordering::SeqCst) == 1);
+    let socket = server.socket();
+    let binding = std::thread::spawn({
+        let socket = socket.clone();
+        // While the export waits for the request.  A socket without a listener may be replaced.
+        move || {
+            eventually("the path is free", || UnixStream::connect(&socket).is_err());
+            let _ = std::fs::remove_file(&socket);
+            UnixListener::bind(socket).expect("bound")
+        }
+    });
+    server.detach();
+    let _listener = binding.join().expect("no panic");
+    assert!(socket.exists(), "it was removed");
 }
 
 #[test]
