@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use forebay_reactor::{BusyPoll, EventSignal, EventWatch, sleep, yield_now};
 
-use super::device::VhostDevice;
+use super::device::{DeviceModel, VhostDevice};
 use super::device_copy::ControlChange;
 use super::ring_owner::{RingClaim, RunningRing};
 use crate::iotlb::IotlbMiss;
@@ -109,6 +109,19 @@ impl QueueControl {
             }
         }
         Ok(())
+    }
+
+    /// Waits for an event; `None` when the queue is ordered to end before.
+    async fn unless_ended(&self, event: impl Future<Output = ()>) -> Option<()> {
+        let mut event = pin!(event);
+        poll_fn(|cx| {
+            *self.task.borrow_mut() = Some(cx.waker().clone());
+            match self.order.get() {
+                QueueOrder::Run => event.as_mut().poll(cx).map(Some),
+                _ => Poll::Ready(None),
+            }
+        })
+        .await
     }
 
     fn interrupt(&self) {
@@ -249,34 +262,30 @@ async fn run_ring(
     }
 }
 
-/// Waits until a connection has the right to run rings of an export; `None` when the queue is to end before.
+/// Waits until a connection has the right to run rings of an export, and its guest a session where the device needs one;
+/// `None` when the queue is to end before.
 pub(super) async fn acquire(
     claim: &RingClaim,
-    export: &str,
+    device: &VhostDevice,
     index: usize,
     control: &QueueControl,
 ) -> Option<RunningRing> {
     let mut told = false;
-    loop {
+    let running = loop {
         let freed = claim.freed();
         if let Some(running) = claim.try_acquire() {
-            return Some(running);
+            break running;
         }
         if !std::mem::replace(&mut told, true) {
+            let export = &device.export.name;
             tracing::info!(export, index, "a queue waits: another front-end runs the rings of this export");
         }
-        let mut freed = pin!(freed);
-        let ended = poll_fn(|cx| {
-            *control.task.borrow_mut() = Some(cx.waker().clone());
-            match control.order.get() {
-                QueueOrder::Run => freed.as_mut().poll(cx).map(|()| false),
-                _ => Poll::Ready(true),
-            }
-        });
-        if ended.await {
-            return None;
-        }
+        control.unless_ended(freed).await?;
+    };
+    if let DeviceModel::Scsi(model) = &device.model {
+        control.unless_ended(model.begin_session(&claim.owner, device.features.get())).await?;
     }
+    Some(running)
 }
 
 /// Finds the areas of a ring.

@@ -55,8 +55,7 @@ impl QueueSlot {
         let (index, control, copy) = (self.index, self.control.clone(), self.copy.clone());
         let (device, claim, stats) = (device.clone(), claim.clone(), stats.clone());
         self.running = Some(spawn(async move {
-            let export = &device.export.name;
-            let Some(_running) = queue::acquire(&claim, export, index, &control).await else { return Ok(ring.base) };
+            let Some(_running) = queue::acquire(&claim, &device, index, &control).await else { return Ok(ring.base) };
             let result = match copy {
                 // Orders that come from now on follow it to the other core.
                 Some(copy) => copy.run(index, ring, control.order()).await,

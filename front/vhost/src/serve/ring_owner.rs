@@ -1,9 +1,11 @@
 //! Ownership of an export's rings: one connection runs them at a time.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
 
 use forebay_reactor::sync::Notify;
+
+use super::scsi_nexus::ScsiNexus;
 
 /// Right to run rings of an export, which one connection has at a time.
 ///
@@ -13,6 +15,8 @@ use forebay_reactor::sync::Notify;
 pub(super) struct RingOwner {
     holder: Cell<Option<u64>>,
     rings: Cell<u32>,
+    /// Session of the connection that runs the rings of a virtio-scsi device, or ran them last.
+    session: RefCell<Weak<ScsiNexus>>,
     freed: Notify,
 }
 
@@ -55,6 +59,16 @@ impl RingOwner {
         self.holder.set(Some(connection));
         self.rings.set(self.rings.get() + 1);
         Some(RunningRing { owner: self.clone() })
+    }
+
+    /// Returns the session of the connection that runs the rings or ran them last, unless nothing is left of it.
+    pub(super) fn session(&self) -> Option<Rc<ScsiNexus>> {
+        self.session.borrow().upgrade()
+    }
+
+    /// Sets the session of the connection that runs the rings.
+    pub(super) fn set_session(&self, session: &Rc<ScsiNexus>) {
+        *self.session.borrow_mut() = Rc::downgrade(session);
     }
 }
 

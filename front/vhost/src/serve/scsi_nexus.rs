@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use forebay_reactor::sync::Notify;
 use forebay_reactor::{Instant, spawn};
 use forebay_scsi::reserve::naa_host;
 use forebay_scsi::{
@@ -17,6 +18,7 @@ use forebay_scsi::{
 };
 
 use super::VhostScsiTarget;
+use super::ring_owner::RingOwner;
 use crate::dirty_log::DirtyLog;
 use crate::memory::GuestPart;
 use crate::rings::ChainToken;
@@ -122,6 +124,9 @@ pub(super) struct ScsiNexus {
     outcomes: RefCell<ScsiOutcomes>,
     task: RefCell<Option<Waker>>,
     ended: Cell<bool>,
+    has_left: Cell<bool>,
+    /// Notified when the session has left its units.
+    left: Notify,
 }
 
 impl ScsiNexus {
@@ -139,7 +144,8 @@ impl ScsiNexus {
         let queues = (0..queues).map(|_| QueueOutbox::default()).collect();
         let outcomes = RefCell::new(ScsiOutcomes { queues, events: ScsiEvents::new(features) });
         let (session, task) = (RefCell::new(Some(session)), RefCell::default());
-        let nexus = Rc::new(Self { session, outcomes, task, ended: Cell::new(false) });
+        let (ended, has_left, left) = (Cell::new(false), Cell::new(false), Notify::new());
+        let nexus = Rc::new(Self { session, outcomes, task, ended, has_left, left });
         drop(spawn(nexus.clone().drive()));
         nexus
     }
@@ -150,6 +156,8 @@ impl ScsiNexus {
         let Some(session) = self.session.take() else { return };
         session.release_reservations().await;
         let orphans = session.leave(&mut *self.outcomes.borrow_mut());
+        self.has_left.set(true);
+        self.left.notify_all();
         if let Some(mut orphans) = orphans {
             poll_fn(|cx| orphans.poll(cx.waker(), &mut *self.outcomes.borrow_mut())).await;
         }
@@ -181,6 +189,12 @@ impl ScsiNexus {
         if let Some(task) = self.task.take() {
             task.wake();
         }
+    }
+
+    /// Ends the session, and waits until it has left its units, except those at which its tasks have not ended.
+    async fn leave(&self) {
+        self.end();
+        self.left.wait_until(|| self.has_left.get()).await;
     }
 
     /// Passes a command to the session.
@@ -238,7 +252,7 @@ pub(super) struct ScsiModel {
     spec: VhostScsiTarget,
     queues: u16,
     config: RefCell<ScsiConfig>,
-    /// Session, from the first queue that runs on.
+    /// Session, from the first queue that runs on; it ends when another connection runs the rings.
     nexus: RefCell<Option<Rc<ScsiNexus>>>,
 }
 
@@ -271,10 +285,32 @@ impl ScsiModel {
         self.config.borrow().clone()
     }
 
-    /// Returns the session, which begins with the first call.
-    pub(super) fn nexus(&self, features: u64) -> Rc<ScsiNexus> {
-        let queues = usize::from(self.queues) + scsi::FIRST_REQUEST_QUEUE;
-        self.nexus.borrow_mut().get_or_insert_with(|| ScsiNexus::start(&self.spec, queues, features)).clone()
+    /// Begins the session, unless there is one, after that of the connection which ran the rings before: the units take one
+    /// session of a guest at a time.
+    pub(super) async fn begin_session(&self, owner: &RingOwner, features: u64) {
+        while !self.has_session() {
+            let former = owner.session();
+            if let Some(former) = former.filter(|former| !former.has_left.get()) {
+                former.leave().await;
+                continue;
+            }
+            let queues = usize::from(self.queues) + scsi::FIRST_REQUEST_QUEUE;
+            let nexus = ScsiNexus::start(&self.spec, queues, features);
+            owner.set_session(&nexus);
+            *self.nexus.borrow_mut() = Some(nexus);
+        }
+    }
+
+    fn has_session(&self) -> bool {
+        self.nexus.borrow().as_ref().is_some_and(|nexus| !nexus.ended.get())
+    }
+
+    /// Returns the session.
+    ///
+    /// # Panics
+    /// When it has not [begun](Self::begin_session).
+    pub(super) fn nexus(&self) -> Rc<ScsiNexus> {
+        self.nexus.borrow().clone().expect("a queue that runs has begun the session")
     }
 
     /// Ends the session, as a reset of the device does.

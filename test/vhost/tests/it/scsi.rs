@@ -280,6 +280,8 @@ fn events_wait_for_buffers_or_are_missed() {
     let mut host = ScsiHost::over(front_end.expect("accepted")).expect("it has queues");
     host.ready(0).expect("ready");
     server.add_unit(GUEST_LUN);
+    // A unit that comes and goes before the session looks is no event.
+    host.read(GUEST_LUN, 0, 8).expect("read");
     server.remove_unit(GUEST_LUN);
     host.ready(0).expect("ready");
     host.post_events(4, EVENT_SIZE).expect("space");
@@ -326,6 +328,48 @@ fn event_buffers_survive_a_stop_of_their_queue() {
             assert_eq!(host.await_event(PATIENCE).expect("announced").reason, reset_reason::REMOVED);
         }
     }
+}
+
+/// Stops all rings of a host; returns their positions.
+fn stop(host: &ScsiHost) -> Vec<u32> {
+    let queues = 0..host.front_end.queues.len() as u32;
+    queues.map(|queue| host.front_end.get_vring_base(queue).expect("stopped")).collect()
+}
+
+fn resume(host: &mut ScsiHost, bases: &[u32]) {
+    for (queue, &base) in bases.iter().enumerate() {
+        host.front_end.start_queue(queue, base).expect("started");
+    }
+}
+
+#[test]
+fn units_follow_the_rings_from_one_connection_to_another() {
+    const RESERVE_6: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
+    let server = OurServer::start_scsi(2, 1);
+    let [mut source, mut other] = two_hosts(&server);
+    source.write(0, 0, &pattern(0, 8, 1)).expect("written");
+    assert!(source.run(0, &ScsiHostCommand::new(0, RESERVE_6)).expect("completed").is_good());
+    // A guest that is paused and goes on keeps its session, and with it what it has reserved.
+    let bases = stop(&source);
+    resume(&mut source, &bases);
+    let read = ScsiHostCommand::read(0, 0, 8);
+    assert_eq!(source.run(0, &read).expect("completed").ok(), pattern(0, 8, 1));
+    assert_eq!(other.run(0, &read).expect("completed").status, status::RESERVATION_CONFLICT);
+    // Connected during a migration, and back from it when it fails: the other monitor is never disconnected.
+    let mut destination = connect(&server, &FrontEndOptions::scsi(2));
+    let bases = stop(&source);
+    let told = destination.run(1, &read).expect("completed");
+    assert_eq!(told.additional_sense().map(|code| code >> 8), Some(0x29), "{told:?}");
+    assert_eq!(destination.run(0, &read).expect("completed").ok(), pattern(0, 8, 1));
+    assert!(other.run(0, &read).expect("completed").is_good(), "the reservation ended with the source's session");
+    stop(&destination);
+    resume(&mut source, &bases);
+    let told = source.run(0, &read).expect("completed");
+    assert_eq!(told.additional_sense().map(|code| code >> 8), Some(0x29), "{told:?}");
+    exercise(&mut source, 0, 5, 10);
+    server.add_unit(GUEST_LUN);
+    assert_eq!(source.await_event(PATIENCE).expect("announced").reason, reset_reason::RESCAN);
+    assert_eq!(destination.take_event().expect("no violation"), None);
 }
 
 #[test]

@@ -437,4 +437,20 @@ pub(super) const LIST: &[Mutant] = &[
         "host: naa_host([0x50; 8]),",
         &[SCSI_SERVING],
     ),
+    Mutant::new(
+        "vhost-scsi-source-keeps-units",
+        "A guest that was migrated finds its units busy until the source's monitor disconnects",
+        NEXUS,
+        "former.filter(|former| !former.has_left.get())",
+        "former.filter(|former| former.has_left.get())",
+        &[SCSI_SERVING],
+    ),
+    Mutant::new(
+        "vhost-scsi-session-not-resumed",
+        "A guest whose migration was cancelled goes on with the session that has ended",
+        NEXUS,
+        "self.nexus.borrow().as_ref().is_some_and(|nexus| !nexus.ended.get())",
+        "self.nexus.borrow().is_some()",
+        &[SCSI_SERVING],
+    ),
 ];

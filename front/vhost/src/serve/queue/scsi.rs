@@ -29,8 +29,7 @@ pub(super) struct ScsiWork {
 
 impl ScsiWork {
     pub(super) fn new(queue: usize, device: &Rc<VhostDevice>, model: &ScsiModel) -> Self {
-        let nexus = model.nexus(device.features.get());
-        Self { queue, device: device.clone(), nexus, in_flight: 0, bytes: 0 }
+        Self { queue, device: device.clone(), nexus: model.nexus(), in_flight: 0, bytes: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
