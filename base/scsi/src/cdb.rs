@@ -520,6 +520,20 @@ pub enum Transfer {
 }
 
 impl ScsiCommand {
+    /// Returns whether the outcome of the command stays the same when it is executed once more: a transport may do that if
+    /// it does not know whether it was executed.
+    pub fn is_repeatable(&self) -> bool {
+        match self {
+            // Found changed by itself, it would be a miscompare.  Ranges that overlap would be copied from copies.
+            ScsiCommand::CompareAndWrite(_) | ScsiCommand::ExtendedCopy { .. } => false,
+            // The key that was registered or preempted is another one then: a conflict.
+            ScsiCommand::PrOut { action, .. } => {
+                matches!(action, PrOut::Reserve | PrOut::Release | PrOut::RegisterAndIgnore)
+            }
+            _ => true,
+        }
+    }
+
     /// Returns the data transfer of the command, for blocks of `block` bytes.
     pub fn transfer(&self, block: u32) -> Transfer {
         let bytes = |run: &LbaRange| u64::from(run.blocks) * u64::from(block);
@@ -620,6 +634,17 @@ mod tests {
         assert_eq!(parse(&cdb(&[0x28, 0x20])), Err(Sense::cdb_bit(1, 7)), "protection");
         let Ok(ScsiCommand::Read(run)) = parse(&cdb(&[0x28, 8, 0, 0, 0, 0, 0, 0, 1])) else { panic!("a read") };
         assert!(run.fua);
+    }
+
+    #[test]
+    fn some_commands_are_not_executed_twice() {
+        let is_repeatable = |bytes: &[u8]| parse(&cdb(bytes)).expect("a command").is_repeatable();
+        for bytes in [&[0x2A][..], &[0x41], &[0x42], &[0x35], &[0x5F, 1], &[0x5F, 2], &[0x5F, 6], &[0x16], &[0x00]] {
+            assert!(is_repeatable(bytes), "{bytes:x?}");
+        }
+        for bytes in [&[0x89][..], &[0x83], &[0x5F, 0], &[0x5F, 3], &[0x5F, 4], &[0x5F, 5], &[0x5F, 7]] {
+            assert!(!is_repeatable(bytes), "{bytes:x?}");
+        }
     }
 
     #[test]

@@ -16,8 +16,9 @@ const PATH_MAX: usize = 107;
 /// Default permissions of a socket: its owner may connect.
 const MODE_DEFAULT: u32 = 0o600;
 
-/// Maximum number of queues of an export that asks for no number.
-const QUEUES_DEFAULT_MAX: u16 = 8;
+/// Number of queues of an export that asks for no number.  It does not depend on the machine: a monitor that connects again
+/// to another daemon, or to one on fewer processors, finds as many.
+const QUEUES_DEFAULT: u16 = 8;
 
 /// Socket of an export over vhost-user, and the queues that a monitor may use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -27,7 +28,7 @@ pub struct VhostSocketOptions {
     /// Absolute path of the socket, at most 107 bytes.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// Number of request queues that a monitor may use, from 1 to 64; if omitted, one for each processor, up to 8.
+    /// Number of request queues that a monitor may use, from 1 to 64; 8 if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queues: Option<u16>,
     /// Permissions of the socket in octal, such as `0660`; `0600` if omitted.
@@ -125,10 +126,7 @@ impl VhostSocketOptions {
 
     /// Returns the number of request queues that a monitor may use.
     pub fn queue_count(&self) -> u16 {
-        self.queues.unwrap_or_else(|| {
-            let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-            u16::try_from(processors).unwrap_or(u16::MAX).min(QUEUES_DEFAULT_MAX)
-        })
+        self.queues.unwrap_or(QUEUES_DEFAULT)
     }
 }
 
@@ -192,7 +190,7 @@ mod tests {
         let good = VhostSocketOptions::new("/run/x.sock");
         good.check().expect("valid");
         assert_eq!(good.permissions(), Ok(0o600));
-        assert!((1..=8).contains(&good.queue_count()));
+        assert_eq!(good.queue_count(), 8);
         for path in ["x.sock", "", "/", "/run/", "/run/..", &format!("/{}", "x".repeat(107))] {
             assert!(VhostSocketOptions::new(path).check().is_err(), "{path}");
         }

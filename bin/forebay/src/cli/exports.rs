@@ -81,7 +81,7 @@ pub struct AttachArgs {
     #[arg(long, group = "units", requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"])]
     pub scsi: bool,
 
-    /// The number of queues that the virtual machine may use, from 1 to 64 [default: one for each processor, up to 8]
+    /// The number of queues that the virtual machine may use, from 1 to 64 [default: 8]
     #[arg(long, value_name = "N", requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"],
         value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
     pub queues: Option<u16>,

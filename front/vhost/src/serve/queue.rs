@@ -481,19 +481,19 @@ impl RunningQueue {
         self.work.begin_turn();
         while taken < TURN_CHAINS && self.may_take() {
             let (device, virtq) = (&self.device, &mut self.virtq);
-            let chain = match self.again.front() {
+            let (chain, again) = match self.again.front() {
                 Some(head) => {
                     let chain = device.with_space(|space| virtq.resume(*head, space))?;
                     self.again.pop_front();
-                    chain
+                    (chain, true)
                 }
                 None => match device.with_space(|space| virtq.next(space))? {
-                    Some(chain) => chain,
+                    Some(chain) => (chain, false),
                     None => break,
                 },
             };
             taken += 1;
-            let (ended, readable) = self.work.begin(chain)?;
+            let (ended, readable) = self.work.begin(chain, again)?;
             virtq.recycle(readable);
             if let Some(ended) = ended {
                 give_back(virtq, device, ended);

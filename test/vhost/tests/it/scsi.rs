@@ -407,12 +407,15 @@ fn held_reads(server: &OurServer, host: &mut ScsiHost, tags: std::ops::Range<u64
     server.hold(true);
     let reads: Vec<_> = tags.clone().map(|tag| ScsiHostCommand::read(0, tag, 1).tagged(tag)).collect();
     host.submit_all(0, &reads).expect("space");
-    for tag in tags {
-        eventually("the device has the command", || {
-            let response = host.manage(task_function::QUERY_TASK, unit_address(0, 0), tag).expect("a reply");
-            response == response::FUNCTION_SUCCEEDED
-        });
-    }
+    tags.for_each(|tag| await_taken(host, tag));
+}
+
+/// Waits until the device has a command.
+fn await_taken(host: &mut ScsiHost, tag: u64) {
+    eventually("the device has the command", || {
+        let response = host.manage(task_function::QUERY_TASK, unit_address(0, 0), tag).expect("a reply");
+        response == response::FUNCTION_SUCCEEDED
+    });
 }
 
 /// Returns whether a completion is one of a command that was aborted, or had been executed before that.
@@ -503,6 +506,32 @@ fn notifications_are_queried() {
     for request in [ScsiHostControl::query, ScsiHostControl::subscribe] {
         let reply = host.control(&request(unit_address(0, 0), asked)).expect("a reply");
         assert_eq!((reply.response, reply.notifications), (response::OK, Some(0)), "a disk has none of them");
+    }
+}
+
+#[test]
+fn what_cannot_be_executed_twice_is_not_after_a_crash() {
+    for features in [0, feature::RING_PACKED] {
+        let mut server = OurServer::start_scsi(1, 1);
+        let options = FrontEndOptions { inflight: true, ..FrontEndOptions::scsi(1) };
+        let mut host = connect(&server, &options.with(features));
+        host.ready(0).expect("ready");
+        let (old, new) = (vec![0; SECTOR as usize], pattern(0, 1, 1));
+        held_reads(&server, &mut host, 100..101);
+        let compared = [old.clone(), new].concat();
+        let command = ScsiHostCommand::new(0, cdb::compare_and_write(0, 1)).writing(&compared).tagged(1);
+        host.submit_all(0, &[command]).expect("space");
+        await_taken(&mut host, 1);
+        server.crash();
+        host.resume(&server.device(0)).expect("resumed");
+        let mut done: Vec<_> = host.completed.drain(..).map(|(_, completion)| completion).collect();
+        while done.len() < 2 {
+            done.push(host.await_completion(0, host.deadline()).expect("completed"));
+        }
+        let in_doubt = done.iter().filter(|done| done.response == response::RESET).count();
+        assert_eq!(in_doubt, 1, "{done:?}");
+        host.ready(0).expect("ready");
+        assert_eq!(host.read(0, 0, 1).expect("read"), old);
     }
 }
 

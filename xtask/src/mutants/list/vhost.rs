@@ -438,6 +438,14 @@ pub(super) const LIST: &[Mutant] = &[
         &[SCSI_SERVING],
     ),
     Mutant::new(
+        "vhost-scsi-executed-twice",
+        "COMPARE AND WRITE that was in flight when the daemon was killed is executed again",
+        QUEUE_SCSI,
+        "if is_in_doubt { Err",
+        "if is_in_doubt && self.bytes == u64::MAX { Err",
+        &[SCSI_SERVING],
+    ),
+    Mutant::new(
         "vhost-scsi-source-keeps-units",
         "A guest that was migrated finds its units busy until the source's monitor disconnects",
         NEXUS,

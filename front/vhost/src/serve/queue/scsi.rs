@@ -10,7 +10,7 @@ use forebay_scsi::cdb::ScsiCommand;
 use super::{EndedChain, IntakeError};
 use crate::memory::GuestPart;
 use crate::rings::Chain;
-use crate::scsi::{self, ScsiControlAction, ScsiControlRequest, ScsiRequest};
+use crate::scsi::{self, ScsiControlAction, ScsiControlRequest, ScsiOutcome, ScsiRequest, ScsiResponse};
 use crate::serve::device::VhostDevice;
 use crate::serve::scsi_nexus::{EndedScsi, ScsiModel, ScsiNexus, ScsiNote, ScsiResponseForm};
 use crate::stats::VhostRequestKind;
@@ -48,11 +48,11 @@ impl ScsiWork {
         self.nexus.set_task(self.queue, task);
     }
 
-    pub(super) fn begin(&mut self, chain: Chain) -> Begun {
+    pub(super) fn begin(&mut self, chain: Chain, again: bool) -> Begun {
         match self.queue {
             scsi::CONTROL_QUEUE => self.begin_control(chain),
             scsi::EVENT_QUEUE => self.put_event(chain),
-            _ => self.begin_command(chain),
+            _ => self.begin_command(chain, again),
         }
     }
 
@@ -88,11 +88,16 @@ impl ScsiWork {
         }
     }
 
-    fn begin_command(&mut self, chain: Chain) -> Begun {
+    fn begin_command(&mut self, chain: Chain, again: bool) -> Begun {
         let Chain { token, readable, writable } = chain;
         let mut request = ScsiRequest::parse(&readable, &writable, &self.device.scsi().config())
             .map_err(|violation| IntakeError::Request(violation.to_string()))?;
-        let command = match request.ready_command(&readable, &self.device.pools) {
+        let ready = request.ready_command(&readable, &self.device.pools).and_then(|ready| {
+            // The driver is to know that it may have been executed.
+            let is_in_doubt = again && ready.command.as_ref().is_ok_and(|command| !command.is_repeatable());
+            if is_in_doubt { Err(ScsiOutcome::failed(ScsiResponse::Reset)) } else { Ok(ready) }
+        });
+        let command = match ready {
             Ok(command) => command,
             Err(outcome) => {
                 let used = request.respond(&writable, &outcome, self.device.log().as_ref());
@@ -124,7 +129,7 @@ impl ScsiWork {
             }
             let used = ended.respond(self.device.log().as_ref());
             let EndedScsi { note, outcome } = ended;
-            let failed = outcome.response != scsi::ScsiResponse::Ok || outcome.status != forebay_scsi::status::GOOD;
+            let failed = outcome.response != ScsiResponse::Ok || outcome.status != forebay_scsi::status::GOOD;
             self.device.counters.answered(note.kind, note.bytes, now().since(note.began), failed);
             give_back(EndedChain { token: note.token, writable: note.writable, used });
         }

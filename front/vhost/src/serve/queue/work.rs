@@ -77,13 +77,18 @@ impl QueueWork {
     }
 
     /// Begins the request of a chain; returns the chain if it has ended already, and the readable parts for their memory.
+    /// With `again`, a former device has begun it too.
     ///
     /// # Errors
     /// When the chain is no request that can be responded to.
-    pub(super) fn begin(&mut self, chain: Chain) -> Result<(Option<EndedChain>, Vec<GuestPart>), IntakeError> {
+    pub(super) fn begin(
+        &mut self,
+        chain: Chain,
+        again: bool,
+    ) -> Result<(Option<EndedChain>, Vec<GuestPart>), IntakeError> {
         match self {
             Self::Block(work) => work.begin(chain),
-            Self::Scsi(work) => work.begin(chain),
+            Self::Scsi(work) => work.begin(chain, again),
         }
     }
 
