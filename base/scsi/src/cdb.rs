@@ -526,7 +526,7 @@ impl ScsiCommand {
         match self {
             // Found changed by itself, it would be a miscompare.  Ranges that overlap would be copied from copies.
             ScsiCommand::CompareAndWrite(_) | ScsiCommand::ExtendedCopy { .. } => false,
-            // The key that was registered or preempted is another one then: a conflict.
+            // The key of the host or of its victim is another one then, or has gone: a conflict.
             ScsiCommand::PrOut { action, .. } => {
                 matches!(action, PrOut::Reserve | PrOut::Release | PrOut::RegisterAndIgnore)
             }

@@ -5,6 +5,8 @@
 //!                                                                     \-----abandon--> draining -> dropped, for a successor
 //! ```
 //!
+//! With the right to run rings, a queue of a virtio-scsi device waits for the session of the guest.
+//!
 //! While a turn makes progress, and for a short time after it, kicks are disabled and the ring is polled.  A queue without
 //! work sleeps on its kick descriptor, and costs nothing.
 
