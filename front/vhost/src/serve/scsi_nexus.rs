@@ -288,12 +288,14 @@ impl ScsiModel {
     /// Begins the session, unless there is one, after that of the connection which ran the rings before: the units take one
     /// session of a guest at a time.
     pub(super) async fn begin_session(&self, owner: &RingOwner, features: u64) {
-        while !self.has_session() {
-            let former = owner.session();
-            if let Some(former) = former.filter(|former| !former.has_left.get()) {
-                former.leave().await;
-                continue;
-            }
+        if self.has_session() {
+            return;
+        }
+        if let Some(former) = owner.session() {
+            former.leave().await;
+        }
+        // Another queue of the connection may have waited as well.
+        if !self.has_session() {
             let queues = usize::from(self.queues) + scsi::FIRST_REQUEST_QUEUE;
             let nexus = ScsiNexus::start(&self.spec, queues, features);
             owner.set_session(&nexus);

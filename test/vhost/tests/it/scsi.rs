@@ -336,6 +336,7 @@ fn stop(host: &ScsiHost) -> Vec<u32> {
     queues.map(|queue| host.front_end.get_vring_base(queue).expect("stopped")).collect()
 }
 
+/// Starts all rings of a host at their positions.
 fn resume(host: &mut ScsiHost, bases: &[u32]) {
     for (queue, &base) in bases.iter().enumerate() {
         host.front_end.start_queue(queue, base).expect("started");

@@ -449,8 +449,8 @@ pub(super) const LIST: &[Mutant] = &[
         "vhost-scsi-source-keeps-units",
         "A guest that was migrated finds its units busy until the source's monitor disconnects",
         NEXUS,
-        "former.filter(|former| !former.has_left.get())",
-        "former.filter(|former| former.has_left.get())",
+        "if let Some(former) = owner.session() {",
+        "if let Some(former) = owner.session().filter(|_| false) {",
         &[SCSI_SERVING],
     ),
     Mutant::new(
