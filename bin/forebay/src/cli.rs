@@ -548,6 +548,7 @@ mod tests {
             ("attach", "lun", units(Front::Iscsi)),
             ("attach", "ana-group", format!("from 1 to {},", forebay_nvmf::session::admin::ANA_GROUPS_MAX)),
             ("attach", "queues", format!("from 1 to {} ", forebay_vhost::serve::QUEUES_MAX)),
+            ("attach", "queues", default(crate::api::VhostSocketOptions::new("/run/x").queue_count().to_string())),
             ("create", "object-size", object_size.clone()),
             ("import", "object-size", object_size),
             ("serve", "linger-us", default(crate::config::LINGER_US.to_string())),
